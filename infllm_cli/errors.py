@@ -1,0 +1,33 @@
+"""What a user can get wrong, each kind with its documented exit code."""
+
+from __future__ import annotations
+
+
+class InfllmError(Exception):
+    """A failure that the user can mend; the message names the file or flag and the next step."""
+
+    exit_code = 1
+
+
+class UsageError(InfllmError):
+    """A flag, an argument or a combination of them that cannot work."""
+
+    exit_code = 2
+
+
+class DocumentError(InfllmError):
+    """A document that cannot be read as text."""
+
+    exit_code = 3
+
+
+class ModelError(InfllmError):
+    """A model that cannot be found, loaded or vouched for."""
+
+    exit_code = 4
+
+
+class CapacityError(InfllmError):
+    """Out of memory or disk, or a limit that the user set would be passed."""
+
+    exit_code = 5
