@@ -1,0 +1,1 @@
+"""Array kernels: each beside its plain torch twin."""

@@ -1,0 +1,104 @@
+"""Where in the document the model looked: attention mass per token -> passages -> lines."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from infllm_cli.document import Document
+from infllm_cli.memory.step import Step
+from infllm_cli.passages import Passages
+from infllm_cli.tokens import Tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Passage:
+    """A span of the document, verbatim.
+
+    Attributes:
+        lines: first and last line, 1-based, both included, as the file counts them.
+        text: the document's own text.
+        score: share of the attention mass, see `AttentionRecord`.
+    """
+
+    lines: tuple[int, int]
+    text: str
+    score: float
+
+
+def mass_on_document(step: Step, first: int, tokens: int) -> np.ndarray:
+    """Mass [tokens] per query row of a step on a document whose first token is at `first`."""
+    assert step.mass is not None
+    on_document = step.mass[first : first + tokens].double().numpy()
+    return on_document / max(float(step.mass.sum()), 1e-9)
+
+
+class AttentionRecord:
+    """Collects the attention of one question's steps and tells the passages it lay on.
+
+    A token of the document can be attended in two places: in the memory, and in a passage that was
+    re-read as text next to the question. Both count for the same passage.
+
+    Args:
+        neutral: [n] mass per token that a neutral question draws: sinks, the window's end and
+            tokens that every question looks at are no evidence.
+    """
+
+    def __init__(
+        self,
+        document: Document,
+        tokens: Tokens,
+        passages: Passages,
+        first_position: int,
+        neutral: np.ndarray | None = None,
+    ) -> None:
+        self.document = document
+        self.tokens = tokens
+        self.units = passages
+        self.first = first_position
+        self._total = np.zeros(len(tokens))
+        self._neutral = np.zeros(len(tokens)) if neutral is None else neutral
+        self._steps = 0
+        self._reread: list[tuple[int, int, int]] = []
+
+    def reread(self, position: int, token: int, count: int) -> None:
+        """Tokens [token, token + count) of the document stand again at `position`."""
+        self._reread.append((position, token, count))
+
+    def add(self, step: Step) -> tuple[float, np.ndarray]:
+        """Record a step; its share of mass on the document, and its mass per passage [P]."""
+        total = max(float(step.mass.sum()), 1e-9)
+        mass = mass_on_document(step, self.first, len(self.tokens))
+        for position, token, count in self._reread:
+            again = step.mass[position : position + count].double().numpy()
+            mass[token : token + count] += again / total
+        self._total += mass
+        self._steps += 1
+        return float(mass.sum()), self._per_passage(np.maximum(mass - self._neutral, 0))
+
+    def _per_passage(self, mass: np.ndarray) -> np.ndarray:
+        return np.add.reduceat(mass, self.units.borders[:-1])
+
+    def passages(self, most: int = 8) -> list[Passage]:
+        """The passages attended most beyond the neutral question, best first."""
+        excess = self._per_passage(self._total / max(self._steps, 1) - self._neutral)
+        return self.best(np.maximum(excess, 0), most)
+
+    def best(self, mass: np.ndarray, most: int) -> list[Passage]:
+        """The `most` highest of mass [P] that are not zero; scores are parts of the whole step."""
+        found = []
+        for index in np.argsort(-mass, kind="stable")[:most]:
+            if mass[index] > 0:
+                found.append(self.passage(int(index), float(mass[index])))
+        return found
+
+    def passage(self, index: int, score: float = 0.0) -> Passage:
+        """Passage `index` of the document."""
+        first, last = self.units.borders[index], self.units.borders[index + 1] - 1
+        start, end = int(self.tokens.spans[first, 0]), int(self.tokens.spans[last, 1])
+        text = self.document.text[start:end]
+        # Lines of the words, not of the blank lines around them.
+        start += len(text) - len(text.lstrip())
+        end -= len(text) - len(text.rstrip())
+        return Passage(self.document.lines_of(start, max(end, start + 1)), text.strip(), score)

@@ -1,0 +1,331 @@
+"""The tiered memory of one layer: sinks, local window, and blocks found by lookup."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from infllm_cli.memory import lookup
+from infllm_cli.memory.blocks import BlockArena
+from infllm_cli.memory.config import Lookup, MemoryConfig
+from infllm_cli.memory.representatives import Representatives, running_sum_scores
+from infllm_cli.memory.rotary import Rotary
+from infllm_cli.memory.softmax import attend, attend_weights
+from infllm_cli.memory.step import Phase, Step
+from infllm_cli.memory.window import Window
+
+HOST = torch.device("cpu")
+
+
+@dataclass(frozen=True, slots=True)
+class LayerGeometry:
+    """What a layer's attention is made of, as seen on a probe through the model."""
+
+    index: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    value_dim: int
+    scaling: float
+    softcap: float | None
+    sliding_window: int | None
+    rotary: Rotary
+    dtype: torch.dtype
+    device: torch.device
+
+
+class Layer(Protocol):
+    """What every memory policy implements, so that one reader and one test matrix serve all."""
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, step: Step) -> Tensor:
+        """q [H, L, d], k and v [H_kv, L, d], all un-rotated -> out [H, L, d]."""
+        ...
+
+    def mark(self) -> None:
+        """Remember this state: everything until `rollback` belongs to a question."""
+        ...
+
+    def rollback(self) -> None:
+        """Return to the marked state."""
+        ...
+
+    @property
+    def device_bytes(self) -> int:
+        """Bytes held on the layer's device."""
+        ...
+
+    @property
+    def host_bytes(self) -> int:
+        """Bytes held in host memory."""
+        ...
+
+
+@dataclass(slots=True)
+class _Mark:
+    """A state to return to. Window slots are copied only when they are about to be lost."""
+
+    start: int
+    first: int
+    last: int
+    blocks: int
+    sinks: tuple[Tensor, Tensor] | None
+    whole_tokens: int
+    copied: Window | None = None
+
+
+class LayerMemory:
+    """Sinks and window on the layer's device, blocks in host memory (InfLLM, arXiv 2402.04617).
+
+    Until the window overflows for the first time nothing is evicted and the result equals dense
+    attention. `whole_tokens` lifts the window's limit to that many tokens, for documents that fit
+    the trained length altogether; past it the memory turns to tiers.
+    """
+
+    def __init__(
+        self,
+        geometry: LayerGeometry,
+        config: MemoryConfig,
+        *,
+        whole_tokens: int = 0,
+        trained_length: int | None = None,
+    ) -> None:
+        g = geometry
+        self.geometry = g
+        self.config = config
+        self.whole_tokens = whole_tokens
+        # Tokens that the question holds back in the window may fill what the model was trained on.
+        self.most_tokens = max(trained_length or config.context_tokens, config.context_tokens)
+        self.window = Window(
+            g.kv_heads,
+            g.head_dim,
+            g.value_dim,
+            lead=config.sink_tokens + config.most_blocks * config.block_tokens,
+            dtype=g.dtype,
+            device=g.device,
+            keep_raw=True,
+            keep_query_sums=whole_tokens == 0,
+        )
+        self.arena = BlockArena(g.kv_heads, config.block_tokens, g.head_dim, g.value_dim, g.dtype)
+        self.representatives = Representatives(
+            g.kv_heads, config.representatives_per_block, g.head_dim, g.device
+        )
+        self.sinks: tuple[Tensor, Tensor] | None = None  # raw keys, values [H_kv, S, d]
+        self._expected_tokens = 0
+        self._placed: tuple[object, ...] = ()  # what lies in the slots before the window
+        self._placed_blocks: Tensor | None = None
+        self._mark: _Mark | None = None
+
+    # -- one step ---------------------------------------------------------------------------
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, step: Step) -> Tensor:
+        """q [H, L, d], k and v [H_kv, L, d], all un-rotated -> out [H, L, d]."""
+        assert step.start == self.window.end, "a step begins where the last one ended"
+        g = self.geometry
+        self._make_room(step)
+        table = step.table(g.rotary, step.start, step.length)
+        rotated = g.rotary.rotate(q, table)
+        by_group = rotated.view(g.kv_heads, -1, step.length, g.head_dim)
+        self.window.push(
+            k,
+            g.rotary.rotate(k, table),
+            v,
+            by_group.sum(dim=1, dtype=torch.float32)
+            if self.window.query_sums is not None
+            else None,
+        )
+        blocks = self._lookup(q, step)
+        lead = self._place(blocks, step)
+        context = slice(self.window.first - lead, self.window.last)
+        keys, values = self.window.rotated[:, context], self.window.values[:, context]
+        # Positions are consecutive in the context: this is where the step's tokens stand in it.
+        scale = g.rotary.query_scale(keys.shape[1] - step.length, step.length)
+        if scale is not None:
+            rotated = (rotated * scale).to(rotated.dtype)
+        mask = step.mask(keys.shape[1], q)
+        if step.mass is None:
+            out = attend(rotated, keys, values, mask, g.scaling, g.softcap)
+        else:
+            out, weights = attend_weights(rotated, keys, values, mask, g.scaling, g.softcap)
+            self._account(weights, blocks, lead, step)
+        if blocks is not None:
+            step.loaded[g.index] = blocks
+        self._evict(step)
+        return out
+
+    def _lookup(self, q: Tensor, step: Step) -> Tensor | None:
+        reading = step.phase is Phase.READ
+        wanted = self.config.read_blocks if reading else self.config.answer_blocks
+        if self.arena.count == 0 or wanted == 0:
+            return None
+        g = self.geometry
+        # Every stored key counts as one window away (same distance, as in the paper).
+        far = step.table(g.rotary, self.config.window_tokens, 1)
+        kind = self.config.read_lookup if reading else self.config.answer_lookup
+        if kind is Lookup.REPRESENTATIVES:
+            summed = q.unflatten(0, (g.kv_heads, -1)).sum(dim=(1, 2), dtype=torch.float32)
+            query = g.rotary.rotate(summed[:, None], far)[:, 0]
+            return lookup.by_representatives(query, self.representatives, wanted).to(HOST)
+        blocks, mass = lookup.exact(g.rotary.rotate(q, far), self.arena, g.scaling, wanted)
+        step.block_mass[g.index] = mass
+        return blocks
+
+    def _place(self, blocks: Tensor | None, step: Step) -> int:
+        """Write sinks and blocks [H_kv, n] into the slots before the window; their tokens.
+
+        Positions are consecutive: blocks end where the window starts, sinks where the blocks do.
+        """
+        if self.sinks is None:
+            assert blocks is None
+            return 0
+        g, window = self.geometry, self.window
+        sink_tokens = self.config.sink_tokens
+        block_tokens = 0 if blocks is None else blocks.shape[1] * self.config.block_tokens
+        lead = sink_tokens + block_tokens
+        placed = (window.first, window.start, block_tokens)
+        same_place = placed == self._placed
+        table = step.table(g.rotary, window.start - lead, lead)
+        if not same_place:
+            slots = slice(window.first - lead, window.first - block_tokens)
+            keys, values = self.sinks
+            head = type(table)(table.cos[:sink_tokens], table.sin[:sink_tokens])
+            g.rotary.rotate(keys, head, out=window.rotated[:, slots])
+            window.values[:, slots] = values
+        if blocks is not None and not (same_place and torch.equal(blocks, self._placed_blocks)):
+            slots = slice(window.first - block_tokens, window.first)
+            keys, values = self.arena.gather(blocks)
+            tail = type(table)(table.cos[sink_tokens:], table.sin[sink_tokens:])
+            keys = keys.to(g.device, non_blocking=True)
+            g.rotary.rotate(keys, tail, out=window.rotated[:, slots])
+            window.values[:, slots] = values.to(g.device, non_blocking=True)
+        self._placed, self._placed_blocks = placed, blocks
+        return lead
+
+    def _account(self, weights: Tensor, blocks: Tensor | None, lead: int, step: Step) -> None:
+        """Add the weights [H_kv, G * L, T] of this step to the mass per absolute position."""
+        per_key = weights.sum(dim=1).to(step.mass.device)  # [H_kv, T]
+        window = self.window
+        step.mass[window.start : window.end] += per_key[:, lead:].sum(dim=0)
+        if lead == 0:
+            return
+        sink_tokens, size = self.config.sink_tokens, self.config.block_tokens
+        step.mass[:sink_tokens] += per_key[:, :sink_tokens].sum(dim=0)
+        if blocks is not None:
+            positions = sink_tokens + blocks[..., None] * size + torch.arange(size)
+            step.mass.index_add_(0, positions.flatten(), per_key[:, sink_tokens:lead].flatten())
+
+    # -- eviction ---------------------------------------------------------------------------
+
+    def _make_room(self, step: Step) -> None:
+        held = len(self.window)
+        if self.whole_tokens and held + step.length > self.whole_tokens:
+            # Outgrown: from now on a window of the usual size, and tiers.
+            self.whole_tokens = 0
+            self._evict(step)
+        if self.window.last + step.length > self.window.rotated.shape[1]:
+            self._before_loss()
+        if self.whole_tokens:
+            # One allocation for the whole document instead of a growing one.
+            slack = max(0, self._expected_tokens - held - step.length)
+        else:
+            slack = 2 * self.config.chunk_tokens
+        self.window.make_room(step.length, slack)
+
+    def _evict(self, step: Step) -> None:
+        """Seal the oldest whole blocks of a window that is longer than it should be."""
+        config = self.config
+        held = len(self.window)
+        if self.whole_tokens:
+            return
+        sinks = config.sink_tokens if self.sinks is None else 0
+        surplus = held - sinks - config.window_tokens
+        if step.keep_from is not None:
+            # The question stays in the window, unless the context would outgrow the training.
+            free = step.keep_from - self.window.start - sinks
+            lead = config.sink_tokens + config.most_blocks * config.block_tokens
+            reach = held + lead + config.block_tokens + config.chunk_tokens
+            forced = reach - self.most_tokens
+            surplus = min(surplus, max(free, forced))
+        blocks = surplus // config.block_tokens
+        if blocks <= 0:
+            return
+        self._before_loss()
+        window = self.window
+        if self.sinks is None:
+            slots = slice(window.first, window.first + config.sink_tokens)
+            self.sinks = (window.raw[:, slots].clone(), window.values[:, slots].clone())
+            window.drop(config.sink_tokens)
+        tokens = blocks * config.block_tokens
+        slots = slice(window.first, window.first + tokens)
+        keys, values = window.raw[:, slots], window.values[:, slots]
+        self.representatives.append(keys, self._scores(tokens), config.block_tokens)
+        self.arena.append(keys, values)
+        window.drop(tokens)
+
+    def _scores(self, tokens: int) -> Tensor:
+        """Representative scores [H_kv, tokens] of the window's oldest tokens."""
+        window = self.window
+        rotated = window.rotated[:, window.first : window.first + tokens]
+        if window.query_sums is None:
+            # A document that was attended whole is only asked from now on, and asking scores every
+            # key: the choice is free. Key length is a cheap stand-in.
+            return rotated.float().square().sum(dim=-1)
+        followers = min(self.config.window_tokens, len(window) - tokens)
+        prefix = window.query_sums[:, window.first : window.last]
+        return running_sum_scores(prefix, rotated, followers)
+
+    # -- questions leave no trace --------------------------------------------------------------
+
+    def mark(self) -> None:
+        """Remember this state: everything until `rollback` belongs to a question."""
+        w = self.window
+        self._mark = _Mark(
+            w.start, w.first, w.last, self.arena.count, self.sinks, self.whole_tokens
+        )
+
+    def _before_loss(self) -> None:
+        """Copy the window before slots of the marked state are moved or given up."""
+        if self._mark is not None and self._mark.copied is None:
+            copied = self.window.copy()
+            copied.last = copied.first + (self._mark.last - self._mark.first)
+            self._mark.copied = copied
+
+    def rollback(self) -> None:
+        """Return to the marked state."""
+        mark = self._mark
+        assert mark is not None
+        if mark.copied is not None:
+            self.window = mark.copied
+        else:
+            assert self.window.start == mark.start
+            self.window.last = mark.last
+        self.arena.truncate(mark.blocks)
+        self.representatives.truncate(mark.blocks)
+        self.sinks = mark.sinks
+        self.whole_tokens = mark.whole_tokens
+        # What a question loaded must not decide how the next one is computed.
+        self._placed, self._placed_blocks = (), None
+        self._mark = None
+
+    # -- sizes --------------------------------------------------------------------------------
+
+    def reserve(self, tokens: int) -> None:
+        """Expect a context of `tokens` tokens, so that growing need not copy."""
+        self._expected_tokens = tokens
+        if tokens > self.whole_tokens:
+            self.arena.reserve(
+                max(0, tokens - self.config.window_tokens) // self.config.block_tokens
+            )
+
+    @property
+    def device_bytes(self) -> int:
+        """Bytes of window, scratch slots, sinks and representatives."""
+        sinks = sum(t.nbytes for t in self.sinks) if self.sinks else 0
+        return self.window.nbytes + sinks + self.representatives.used_bytes
+
+    @property
+    def host_bytes(self) -> int:
+        """Bytes of the sealed blocks."""
+        return self.arena.used_bytes

@@ -1,0 +1,41 @@
+"""Which blocks join the attention of a step."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from infllm_cli.kernels.block_mass import block_mass
+from infllm_cli.kernels.exact_lookup import exact_lookup
+from infllm_cli.memory.blocks import BlockArena
+from infllm_cli.memory.representatives import Representatives
+
+
+def by_representatives(query: Tensor, representatives: Representatives, blocks: int) -> Tensor:
+    """Blocks [H_kv, min(blocks, N)] in document order, by the paper's relevance.
+
+    `sum_{i in X} sum_{j <= r} q_i . k_{b_j}` is linear, so the sum of the step's queries over
+    tokens and over the query heads of each KV head is enough: query [H_kv, d] float32.
+    """
+    keys = representatives.key_sum[:, : representatives.count]
+    relevance = torch.matmul(keys, query[:, :, None])[..., 0]  # [H_kv, N]
+    return top_blocks(relevance, blocks)
+
+
+def exact(q: Tensor, arena: BlockArena, scaling: float, blocks: int) -> tuple[Tensor, Tensor]:
+    """Blocks [H_kv, min(blocks, N)] in document order, and the mass [H_kv, N] they were chosen by.
+
+    Every stored key is scored against every query of q [H, L, d]; a softmax per query over all of
+    them; the mass of a block is summed over the queries of its KV head.
+    """
+    kv_heads = arena.keys.shape[0]
+    folded = (q.float() * scaling).to(q.dtype).reshape(kv_heads, -1, q.shape[-1])
+    lse, _ = exact_lookup(folded.to(arena.keys.device), arena.keys, arena.count)
+    mass = block_mass(lse)
+    return top_blocks(mass, blocks), mass
+
+
+def top_blocks(relevance: Tensor, blocks: int) -> Tensor:
+    """The indices of the highest of relevance [H_kv, N], in document order."""
+    chosen = relevance.topk(min(blocks, relevance.shape[-1]), dim=-1).indices
+    return chosen.sort(dim=-1).values

@@ -1,0 +1,101 @@
+"""The memories of all layers of a model, as one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+
+from infllm_cli.memory.config import MemoryConfig
+from infllm_cli.memory.layer import Layer, LayerGeometry, LayerMemory
+from infllm_cli.memory.sliding import SlidingLayer, windows_only
+from infllm_cli.memory.step import Phase, Step
+
+
+class ModelMemory:
+    """One `Layer` per layer of the model, and the position that all of them have reached.
+
+    Args:
+        layers: geometry of each layer, in the model's order.
+        config: sizes; ignored by sliding layers but for the chunk.
+        trained_length: positions the model was trained on.
+        whole_tokens: attend a context of up to this many tokens whole (0: tiers from the start).
+    """
+
+    def __init__(
+        self,
+        layers: Sequence[LayerGeometry],
+        config: MemoryConfig,
+        *,
+        trained_length: int,
+        whole_tokens: int = 0,
+    ) -> None:
+        self.config = config
+        self.tokens = 0
+        # A model that slides in every layer would forget everything: there the tiers replace the
+        # sliding window, within the distances it was trained on.
+        all_slide = windows_only(list(layers)) is not None
+        self.layers: list[Layer] = []
+        for geometry in layers:
+            if geometry.sliding_window is not None and not all_slide:
+                self.layers.append(SlidingLayer(geometry, config.chunk_tokens))
+            else:
+                self.layers.append(
+                    LayerMemory(
+                        geometry,
+                        config,
+                        whole_tokens=whole_tokens,
+                        trained_length=trained_length,
+                    )
+                )
+
+    def step(self, phase: Phase, length: int, keep_from: int | None = None) -> Step:
+        """Begin a step over the next `length` tokens."""
+        step = Step(phase, self.tokens, length, keep_from)
+        if phase is not Phase.READ:
+            step.mass = torch.zeros(step.end)
+        return step
+
+    def finish(self, step: Step) -> None:
+        """Count the tokens of a step that every layer has taken part in."""
+        assert step.start == self.tokens
+        self.tokens = step.end
+
+    def reserve(self, tokens: int) -> None:
+        """Expect a context of `tokens` tokens."""
+        for layer in self.layers:
+            layer.reserve(tokens)
+
+    @contextmanager
+    def question(self) -> Iterator[None]:
+        """Whatever passes through the memory inside leaves no trace in it."""
+        tokens = self.tokens
+        for layer in self.layers:
+            layer.mark()
+        try:
+            yield
+        finally:
+            for layer in self.layers:
+                layer.rollback()
+            self.tokens = tokens
+
+    @property
+    def tiered(self) -> list[LayerMemory]:
+        """The layers that keep blocks."""
+        return [layer for layer in self.layers if isinstance(layer, LayerMemory)]
+
+    @property
+    def blocks(self) -> int:
+        """Sealed blocks per layer."""
+        return max((layer.arena.count for layer in self.tiered), default=0)
+
+    @property
+    def device_bytes(self) -> int:
+        """Bytes held on the model's device."""
+        return sum(layer.device_bytes for layer in self.layers)
+
+    @property
+    def host_bytes(self) -> int:
+        """Bytes held in host memory."""
+        return sum(layer.host_bytes for layer in self.layers)

@@ -1,0 +1,234 @@
+"""From a model folder to a frozen model whose attention is ours, vouched for."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from infllm_cli import attention
+from infllm_cli.errors import CapacityError, ModelError, UsageError
+from infllm_cli.memory.layer import LayerGeometry
+from infllm_cli.memory.sliding import windows_only
+from infllm_cli.models.probe import depends_on_length, probe_layers
+from infllm_cli.models.selftest import vouch
+
+DTYPES = {"bf16": torch.bfloat16, "f16": torch.float16, "f32": torch.float32}
+
+SUPPORTED = (
+    "Llama (SmolLM2, TinyLlama, Llama-2 and -3), Mistral, Ministral-3, Mixtral, Qwen2, Qwen3, "
+    "Qwen3-MoE, Phi-3, Gemma-2, Gemma-3, SmolLM3, Granite, OLMo-2, GLM-4, Starcoder2, Seed-OSS, "
+    "ERNIE-4.5"
+)
+
+
+@dataclass
+class LoadedModel:
+    """A frozen model with its tokenizer.
+
+    Attributes:
+        name: what the user called it.
+        trained_length: positions it was trained on (of a model that slides in every layer: its
+            sliding window).
+        layers: geometry per layer, for contexts of ordinary length.
+    """
+
+    name: str
+    model: nn.Module
+    tokenizer: Any
+    trained_length: int
+    layers: list[LayerGeometry]
+    load_seconds: float = 0.0
+    _by_length: dict[int, list[LayerGeometry]] = field(default_factory=dict)
+
+    @property
+    def architecture(self) -> str:
+        """The class name of the model, for reports."""
+        return type(self.model).__name__
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of the weights."""
+        return self.model.get_input_embeddings().weight.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Where token ids go in."""
+        return self.model.get_input_embeddings().weight.device
+
+    def layers_for(self, context_length: int) -> list[LayerGeometry]:
+        """Geometry for contexts of up to `context_length` tokens (LongRoPE changes with it)."""
+        if not depends_on_length(self.model.config.get_text_config()):
+            return self.layers
+        if context_length not in self._by_length:
+            self._by_length[context_length] = probe_layers(self.model, context_length)
+        return self._by_length[context_length]
+
+
+def choose_device(device: str) -> torch.device:
+    """`auto` is the first GPU, else the processor.
+
+    Raises:
+        UsageError: no such device here.
+    """
+    if device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        chosen = torch.device(device)
+        torch.empty(1, device=chosen)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise UsageError(f"--device {device} cannot be used here: {reason}") from error
+    return chosen
+
+
+def choose_dtype(dtype: str, device: torch.device) -> torch.dtype:
+    """`auto` is bf16 where the device computes it natively, else float32.
+
+    Raises:
+        UsageError: not one of auto, bf16, f16, f32.
+    """
+    if dtype == "auto":
+        return torch.bfloat16 if _native_bf16(device) else torch.float32
+    if dtype not in DTYPES:
+        raise UsageError(f"--dtype {dtype} is unknown; choose auto, {', '.join(DTYPES)}.")
+    return DTYPES[dtype]
+
+
+def _native_bf16(device: torch.device) -> bool:
+    if device.type == "cuda":
+        return torch.cuda.is_bf16_supported(including_emulation=False)
+    if device.type != "cpu":
+        return False
+    flags = ""
+    with contextlib.suppress(OSError):
+        flags = Path("/proc/cpuinfo").read_text()
+    words = set(flags.split())
+    return bool({"avx512_bf16", "amx_bf16", "bf16"} & words)
+
+
+def load_model(
+    folder: Path, name: str, *, device: str = "auto", dtype: str = "auto", memo: Path | None = None
+) -> LoadedModel:
+    """Load the model in `folder`, probe it, and test it unless `memo` says that its kind passed.
+
+    Raises:
+        ModelError: cannot be loaded or vouched for.
+        UsageError: a device or dtype that is not there.
+        CapacityError: the weights do not fit.
+    """
+    chosen_device = choose_device(device)
+    chosen_dtype = choose_dtype(dtype, chosen_device)
+    attention.register()
+    with quiet_transformers():
+        config = _read_config(folder, name)
+        _refuse_by_config(config, name)
+        model, tokenizer = _from_folder(folder, name, chosen_dtype, chosen_device)
+        try:
+            layers = probe_layers(model)
+            vouch(model, layers, memo)
+        except ModelError as error:
+            raise ModelError(f"{name}: {error} Known to work: {SUPPORTED}.") from error
+        except (TypeError, AttributeError, NotImplementedError) as error:
+            raise ModelError(
+                f"{name}: {type(model).__name__} cannot be probed ({error}). "
+                f"Known to work: {SUPPORTED}."
+            ) from error
+    text = config.get_text_config()
+    trained = int(getattr(text, "max_position_embeddings", 0) or 0)
+    if trained <= 0:
+        raise ModelError(f"{name}: config.json does not say the trained length.")
+    trained = min(trained, windows_only(layers) or trained)
+    return LoadedModel(name, model, tokenizer, trained, layers)
+
+
+def _read_config(folder: Path, name: str) -> Any:
+    from transformers import AutoConfig
+
+    try:
+        return AutoConfig.from_pretrained(folder, local_files_only=True)
+    except (OSError, ValueError, KeyError) as error:
+        kind = ""
+        with contextlib.suppress(OSError, ValueError):
+            kind = json.loads((folder / "config.json").read_text()).get("model_type", "")
+        raise ModelError(
+            f"{name}: transformers does not know this model (model_type {kind!r}): "
+            f"{_first_line(error)}. Known to work: {SUPPORTED}."
+        ) from error
+
+
+def _refuse_by_config(config: Any, name: str) -> None:
+    """Refuse before loading gigabytes what is known not to work."""
+    text = config.get_text_config()
+    reason = None
+    if config.is_encoder_decoder:
+        reason = "it is an encoder-decoder"
+    elif getattr(text, "kv_lora_rank", None):
+        reason = "it keeps compressed keys (multi-head latent attention)"
+    elif not (getattr(text, "rope_parameters", None) or getattr(text, "rope_theta", None)):
+        reason = "it has no rotary positions"
+    else:
+        kinds = set(getattr(text, "layer_types", None) or [])
+        foreign = kinds - {"full_attention", "sliding_attention"}
+        if foreign:
+            reason = f"it has layers of kind {', '.join(sorted(foreign))}"
+    if reason:
+        raise ModelError(
+            f"{name} ({config.model_type}) cannot be read: {reason}. Known to work: {SUPPORTED}."
+        )
+
+
+def _from_folder(
+    folder: Path, name: str, dtype: torch.dtype, device: torch.device
+) -> tuple[nn.Module, Any]:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        model = AutoModelForCausalLM.from_pretrained(
+            folder,
+            dtype=dtype,
+            attn_implementation=attention.NAME,
+            local_files_only=True,
+            device_map=None if device.type == "cpu" else {"": device},
+        )
+    except (torch.OutOfMemoryError, MemoryError) as error:
+        raise CapacityError(
+            f"{name} does not fit on {device}; choose a smaller --model or --device cpu."
+        ) from error
+    except Exception as error:  # the library's errors have no common kind
+        raise ModelError(f"{name} cannot be loaded: {_first_line(error)}") from error
+    if getattr(tokenizer, "backend_tokenizer", None) is None:
+        raise ModelError(f"{name} has no fast tokenizer (tokenizer.json).")
+    return model.eval().requires_grad_(False), tokenizer
+
+
+def _first_line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return lines[0]
+
+
+@contextlib.contextmanager
+def quiet_transformers() -> Iterator[None]:
+    """Keep the library's bars and warnings off the terminal, for the time of a call."""
+    from transformers.utils import logging as library
+
+    level = library.get_verbosity()
+    bars = library.is_progress_bar_enabled()
+    library.set_verbosity_error()
+    library.disable_progress_bar()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        library.set_verbosity(level)
+        if bars:
+            library.enable_progress_bar()

@@ -1,0 +1,129 @@
+"""The chat template around, never through, the document.
+
+The template is rendered once with markers in place of the document and of the question, and its
+pieces are tokenized apart: only they may contain control tokens. Document and question are plain
+text whatever they contain.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from infllm_cli.errors import ModelError
+from infllm_cli.tokens import PlainTokenizer
+
+MARKER = "\x02infllm\x03"
+# Said after the document, where a model looks for its task.
+TASK = "\n\nAnswer the question from the text above, in a few words.\n\n"
+QUESTION = "Question: "
+PLAIN_ANSWER = "\nAnswer:"  # where there is no chat template
+BEFORE_PASSAGES = "\n\nThe passages of the text that matter most:\n\n"
+BETWEEN_PASSAGES = "\n\n...\n\n"
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """What stands around a document.
+
+    Attributes:
+        prefix: [n] ids before the document (system message, opening of the user's turn, BOS).
+        closing: [n] ids after the question (end of the user's turn, opening of the answer).
+        stop_ids: ids that end an answer.
+        is_chat: whether the model has a chat template.
+    """
+
+    tokenizer: PlainTokenizer
+    prefix: np.ndarray
+    closing: np.ndarray
+    stop_ids: frozenset[int]
+    is_chat: bool
+
+    def plain_ids(self, text: str) -> np.ndarray:
+        """Ids [n] of a text, never a control token among them."""
+        return self.tokenizer.encode(text).ids.astype(np.int64)
+
+    def task_ids(self) -> np.ndarray:
+        """Ids [n] of what stands between the document and the question."""
+        return self.plain_ids(TASK if self.is_chat else "\n\n")
+
+    def question_ids(self, question: str) -> np.ndarray:
+        """Ids [n] of the question alone."""
+        return self.plain_ids(QUESTION + question.strip())
+
+    def closing_ids(self) -> np.ndarray:
+        """Ids [n] between the question and the answer."""
+        return self.closing if self.is_chat else self.plain_ids(PLAIN_ANSWER)
+
+
+def build_prompt(tokenizer: Any, generation_config: Any) -> Prompt:
+    """Take a transformers tokenizer's chat template apart.
+
+    Raises:
+        ModelError: a template that drops or repeats the user's message.
+    """
+    control = _stop_ids(generation_config, tokenizer)
+    is_chat = bool(getattr(tokenizer, "chat_template", None))
+    before, after = "", ""
+    if is_chat:
+        messages = [{"role": "user", "content": MARKER}]
+        try:
+            text = tokenizer.apply_chat_template(
+                messages, tokenize=False, add_generation_prompt=True
+            )
+        except Exception as error:  # templates are programs: anything may be raised
+            raise ModelError(f"the model's chat template cannot be rendered: {error}") from error
+        if text.count(MARKER) != 1:
+            raise ModelError("the model's chat template does not keep the user's message as it is.")
+        before, after = text.split(MARKER)
+        control |= _turn_end(tokenizer)
+    prefix = _one_bos(tokenizer, _ids(tokenizer, before))
+    plain = PlainTokenizer(tokenizer.backend_tokenizer, control)
+    return Prompt(plain, prefix, _ids(tokenizer, after), frozenset(control), is_chat)
+
+
+def _ids(tokenizer: Any, text: str) -> np.ndarray:
+    ids = tokenizer.encode(text, add_special_tokens=False) if text else []
+    return np.asarray(ids, dtype=np.int64)
+
+
+def _one_bos(tokenizer: Any, prefix: np.ndarray) -> np.ndarray:
+    """Exactly one BOS where the tokenizer adds one by itself; none where it does not.
+
+    A template that writes the BOS and a tokenizer that adds it must not give two.
+    """
+    bos = tokenizer.bos_token_id
+    if bos is None:
+        return prefix
+    added = tokenizer.encode("a", add_special_tokens=True)[:1] == [bos]
+    rest = prefix
+    if added:
+        while len(rest) and rest[0] == bos:
+            rest = rest[1:]
+        return np.concatenate([[bos], rest]).astype(np.int64)
+    return prefix
+
+
+def _stop_ids(generation_config: Any, tokenizer: Any) -> set[int]:
+    named = getattr(generation_config, "eos_token_id", None)
+    ids = set(named) if isinstance(named, (list, tuple)) else {named}
+    ids.add(tokenizer.eos_token_id)
+    return {int(i) for i in ids if i is not None}
+
+
+def _turn_end(tokenizer: Any) -> set[int]:
+    """The control token that the template writes after an answer, if any."""
+    messages = [
+        {"role": "user", "content": "a"},
+        {"role": "assistant", "content": MARKER},
+    ]
+    try:
+        text = tokenizer.apply_chat_template(messages, tokenize=False)
+    except Exception:  # a template that takes no answers names no end token
+        return set()
+    _, found, after = text.partition(MARKER)
+    ids = tokenizer.encode(after, add_special_tokens=False) if found and after else []
+    added = getattr(tokenizer, "added_tokens_decoder", {})
+    return {int(ids[0])} if ids and ids[0] in added else set()

@@ -1,0 +1,61 @@
+"""Passages ranked by the words they share with a question: BM25.
+
+Robertson and Zaragoza, The Probabilistic Relevance Framework: BM25 and Beyond, 2009.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+
+import numpy as np
+
+from infllm_cli.passages import Passages
+from infllm_cli.tokens import Tokens
+
+K1 = 1.2
+B = 0.75
+_WORD = re.compile(r"\w+")
+_ENDINGS = ("'s", "ing", "ied", "ies", "ed", "es", "ly", "s")
+
+
+def stem(word: str) -> str:
+    """A lower-case word without its commonest English ending: crude, but the same for all forms."""
+    for ending in _ENDINGS:
+        if word.endswith(ending) and len(word) - len(ending) >= 3:
+            return word[: -len(ending)]
+    return word
+
+
+def words_of(text: str) -> list[str]:
+    """The stemmed words of a text."""
+    return [stem(word) for word in _WORD.findall(text.lower())]
+
+
+class WordIndex:
+    """The words of every passage of a document."""
+
+    def __init__(self, text: str, tokens: Tokens, passages: Passages) -> None:
+        postings: dict[str, list[tuple[int, int]]] = {}
+        lengths = np.zeros(len(passages))
+        for index in range(len(passages)):
+            first, last = passages.borders[index], passages.borders[index + 1] - 1
+            counts = Counter(words_of(text[tokens.spans[first, 0] : tokens.spans[last, 1]]))
+            lengths[index] = counts.total()
+            for word, count in counts.items():
+                postings.setdefault(word, []).append((index, count))
+        self._postings = postings
+        self._damping = K1 * (1 - B + B * lengths / max(lengths.mean(), 1e-9))
+
+    def scores(self, question: str) -> np.ndarray:
+        """The BM25 score [P] of every passage."""
+        total = len(self._damping)
+        scores = np.zeros(total)
+        for word in set(words_of(question)):
+            found = self._postings.get(word)
+            if not found:
+                continue
+            where, counts = np.asarray(found).T
+            idf = np.log(1 + (total - len(where) + 0.5) / (len(where) + 0.5))
+            scores[where] += idf * counts * (K1 + 1) / (counts + self._damping[where])
+        return scores
