@@ -71,7 +71,7 @@ def infllm_attention(
     dropout: float = 0.0,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """Registered with transformers under `NAME`; shapes as its interface has them ([b, h, L, d])."""
+    """Registered with transformers under `NAME`; shapes as its interface has them, [b, h, L, d]."""
     call: AttentionCall | None = kwargs.pop(ARGUMENT, None)
     if call is None:
         raise ModelError(
@@ -97,7 +97,7 @@ def register() -> None:
 def forward(
     model: nn.Module, ids: Tensor, call: AttentionCall, *, want_logits: bool
 ) -> Tensor | None:
-    """One pass of ids [L] through a model whose attention is ours -> logits [V] float32 of the last.
+    """One pass of ids [L] through a model with our attention -> logits [V] float32 of the last.
 
     Without logits the output head is not computed.
     """

@@ -31,3 +31,9 @@ class CapacityError(InfllmError):
     """Out of memory or disk, or a limit that the user set would be passed."""
 
     exit_code = 5
+
+
+class Interrupted(Exception):
+    """The user stopped an answer; what was written so far is out."""
+
+    exit_code = 130

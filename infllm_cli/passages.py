@@ -45,7 +45,7 @@ class Passages:
 
 
 def cut_passages(text: str, tokens: Tokens) -> Passages:
-    """Cut a document of `text` and `tokens` at the best border near every `TARGET_TOKENS` tokens."""
+    """Cut a document at the best border near every `TARGET_TOKENS` tokens."""
     starts = tokens.spans[:, 0]
     total = len(starts)
     cost = np.full(total + 1, np.iinfo(np.int64).max // 2)

@@ -16,11 +16,13 @@ from infllm_cli.errors import ModelError
 from infllm_cli.tokens import PlainTokenizer
 
 MARKER = "\x02infllm\x03"
-# Said after the document, where a model looks for its task.
-TASK = "\n\nAnswer the question from the text above, in a few words.\n\n"
+# The document is a turn of its own, answered by this: what follows it is then read as a question
+# about the text and not as its continuation (12 instead of 10 of 24 questions right, see README).
+ACKNOWLEDGED = "I have read the text. What is your question?"
+TASK = "Answer the question from the text above, in a few words.\n\n"
 QUESTION = "Question: "
 PLAIN_ANSWER = "\nAnswer:"  # where there is no chat template
-BEFORE_PASSAGES = "\n\nThe passages of the text that matter most:\n\n"
+AFTER_PASSAGES = "\n\n"
 BETWEEN_PASSAGES = "\n\n...\n\n"
 
 
@@ -30,6 +32,7 @@ class Prompt:
 
     Attributes:
         prefix: [n] ids before the document (system message, opening of the user's turn, BOS).
+        turn: [n] ids between the document and the turn that asks.
         closing: [n] ids after the question (end of the user's turn, opening of the answer).
         stop_ids: ids that end an answer.
         is_chat: whether the model has a chat template.
@@ -37,6 +40,7 @@ class Prompt:
 
     tokenizer: PlainTokenizer
     prefix: np.ndarray
+    turn: np.ndarray
     closing: np.ndarray
     stop_ids: frozenset[int]
     is_chat: bool
@@ -46,16 +50,12 @@ class Prompt:
         return self.tokenizer.encode(text).ids.astype(np.int64)
 
     def task_ids(self) -> np.ndarray:
-        """Ids [n] of what stands between the document and the question."""
-        return self.plain_ids(TASK if self.is_chat else "\n\n")
+        """Ids [n] of what is said before the question."""
+        return self.plain_ids(TASK)
 
     def question_ids(self, question: str) -> np.ndarray:
         """Ids [n] of the question alone."""
         return self.plain_ids(QUESTION + question.strip())
-
-    def closing_ids(self) -> np.ndarray:
-        """Ids [n] between the question and the answer."""
-        return self.closing if self.is_chat else self.plain_ids(PLAIN_ANSWER)
 
 
 def build_prompt(tokenizer: Any, generation_config: Any) -> Prompt:
@@ -66,22 +66,45 @@ def build_prompt(tokenizer: Any, generation_config: Any) -> Prompt:
     """
     control = _stop_ids(generation_config, tokenizer)
     is_chat = bool(getattr(tokenizer, "chat_template", None))
-    before, after = "", ""
+    before, between, after = "", "\n\n", PLAIN_ANSWER
     if is_chat:
-        messages = [{"role": "user", "content": MARKER}]
-        try:
-            text = tokenizer.apply_chat_template(
-                messages, tokenize=False, add_generation_prompt=True
-            )
-        except Exception as error:  # templates are programs: anything may be raised
-            raise ModelError(f"the model's chat template cannot be rendered: {error}") from error
-        if text.count(MARKER) != 1:
-            raise ModelError("the model's chat template does not keep the user's message as it is.")
-        before, after = text.split(MARKER)
+        before, between, after = _turns(tokenizer)
         control |= _turn_end(tokenizer)
     prefix = _one_bos(tokenizer, _ids(tokenizer, before))
-    plain = PlainTokenizer(tokenizer.backend_tokenizer, control)
-    return Prompt(plain, prefix, _ids(tokenizer, after), frozenset(control), is_chat)
+    return Prompt(
+        tokenizer=PlainTokenizer(tokenizer.backend_tokenizer, control),
+        prefix=prefix,
+        turn=_ids(tokenizer, between),
+        closing=_ids(tokenizer, after),
+        stop_ids=frozenset(control),
+        is_chat=is_chat,
+    )
+
+
+def _turns(tokenizer: Any) -> tuple[str, str, str]:
+    """What the template writes before the document, between it and the question, and after."""
+    conversation = [
+        {"role": "user", "content": MARKER},
+        {"role": "assistant", "content": ACKNOWLEDGED},
+        {"role": "user", "content": MARKER},
+    ]
+    pieces = _render(tokenizer, conversation).split(MARKER)
+    if len(pieces) == 3:
+        return pieces[0], pieces[1], pieces[2]
+    # A template that drops earlier turns: document and question share one.
+    pieces = _render(tokenizer, conversation[-1:]).split(MARKER)
+    if len(pieces) != 2:
+        raise ModelError("the model's chat template does not keep the user's message as it is.")
+    return pieces[0], "\n\n", pieces[1]
+
+
+def _render(tokenizer: Any, conversation: list[dict[str, str]]) -> str:
+    try:
+        return tokenizer.apply_chat_template(
+            conversation, tokenize=False, add_generation_prompt=True
+        )
+    except Exception as error:  # templates are programs: anything may be raised
+        raise ModelError(f"the model's chat template cannot be rendered: {error}") from error
 
 
 def _ids(tokenizer: Any, text: str) -> np.ndarray:

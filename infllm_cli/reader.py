@@ -58,6 +58,7 @@ class Memory:
     whole: bool
     read_tokens: int = 0
     read_seconds: float = 0.0
+    device_bytes_peak: int = 0
     neutral: Impression | None = None  # found at the first question, the same for all
 
     @property
@@ -195,6 +196,12 @@ class Reader:
         loaded = load_model(folder.path, folder.name, device=device, dtype=dtype, memo=memo)
         return cls(loaded, MemoryConfig.for_model(loaded.trained_length, **sizes))
 
+    def reserve_for(self, questions: list[str], options: AnswerOptions) -> int:
+        """Tokens that the longest question and its answer take behind a document."""
+        longest = max(len(self.prompt.question_ids(question)) for question in questions)
+        around = len(self.prompt.turn) + len(self.prompt.task_ids()) + len(self.prompt.closing)
+        return longest + around + options.max_tokens
+
     # -- reading ----------------------------------------------------------------------------
 
     def open(
@@ -242,12 +249,14 @@ class Reader:
             step = self._forward(memory.state, Phase.READ, ids[start : start + self._chunk])[0]
             memory.read_tokens = max(0, memory.state.tokens - memory.prefix_tokens)
             memory.read_seconds += time.perf_counter() - began
+            device_bytes = memory.state.device_bytes
+            memory.device_bytes_peak = max(memory.device_bytes_peak, device_bytes)
             yield ChunkRead(
                 tokens=memory.read_tokens,
                 total=total,
                 seconds=memory.read_seconds,
                 blocks=memory.state.blocks,
-                device_bytes=memory.state.device_bytes,
+                device_bytes=device_bytes,
                 host_bytes=memory.state.host_bytes,
                 loaded_blocks=_loaded(step),
             )
@@ -300,7 +309,8 @@ class Reader:
         """Put a question to the memory without an answer: where do its own words look?"""
         with memory.state.question():
             start = memory.state.tokens
-            for ids in _pieces(self.prompt.task_ids(), self._chunk):
+            before = np.concatenate([self.prompt.turn, self.prompt.task_ids()])
+            for ids in _pieces(before, self._chunk):
                 self._forward(memory.state, Phase.ASK, ids, keep_from=start)
             profiles, masses = [], []
             for ids in _pieces(self.prompt.question_ids(question), self._chunk):
@@ -322,21 +332,23 @@ class Reader:
             per_block = recall.attention_scores(profile, memory.neutral.profile)
             rankings.append(memory.to_passages(per_block))
         sizes = np.diff(memory.passages.borders)
-        return recall.choose(recall.fuse(*rankings), sizes, budget)
+        return recall.choose(recall.fuse(rankings, recall.WEIGHTS), sizes, budget)
 
     def _reread(self, memory: Memory, chosen: list[int], record: AttentionRecord) -> None:
         """Let passages go through the model again, as text behind the document."""
         start = memory.state.tokens
         parts: list[np.ndarray] = []
         position = start
-        for number, index in enumerate(chosen):
-            wording = prompts.BETWEEN_PASSAGES if number else prompts.BEFORE_PASSAGES
-            between = self.prompt.plain_ids(wording)
+        between = self.prompt.plain_ids(prompts.BETWEEN_PASSAGES)
+        for index in chosen:
+            if parts:
+                parts.append(between)
+                position += len(between)
             first, last = memory.passages.borders[index : index + 2]
-            parts += [between, memory.tokens.ids[first:last].astype(np.int64)]
-            position += len(between)
+            parts.append(memory.tokens.ids[first:last].astype(np.int64))
             record.reread(position, int(first), int(last - first))
             position += int(last - first)
+        parts.append(self.prompt.plain_ids(prompts.AFTER_PASSAGES))
         # Read like the document: scoring every stored key for each of these tokens would cost
         # more than it finds.
         for ids in _pieces(np.concatenate(parts), self._chunk):
@@ -353,13 +365,11 @@ class Reader:
     ) -> Iterator[Looked | TokenOut | Answer]:
         state = memory.state
         keep_from = state.tokens
+        prompt = self.prompt
+        self._forward(state, Phase.READ, torch.from_numpy(prompt.turn), keep_from=keep_from)
         if reread:
             self._reread(memory, reread, record)
-        ids = [
-            self.prompt.task_ids(),
-            self.prompt.question_ids(question),
-            self.prompt.closing_ids(),
-        ]
+        ids = [prompt.task_ids(), prompt.question_ids(question), prompt.closing]
         logits = None
         for index, piece in enumerate(_pieces(np.concatenate(ids), self._chunk)):
             before = time.perf_counter()
@@ -399,6 +409,7 @@ class Reader:
                 want_logits=True,
             )
             yield _looked(step, len(written) - 1, certain, record, before)
+        memory.device_bytes_peak = max(memory.device_bytes_peak, state.device_bytes)
         rest = decoder.finish()
         if rest:
             text += rest

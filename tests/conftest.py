@@ -4,9 +4,16 @@ from __future__ import annotations
 
 import os
 
-import pytest
+# Before anything imports Triton (transformers does), which decides there and then whether kernels
+# are interpreted.
+os.environ.setdefault("TRITON_INTERPRET", "1")
 
-from infllm_cli.models import catalog
+import pytest  # noqa: E402
+import torch  # noqa: E402
+
+from infllm_cli.models import catalog  # noqa: E402
+
+torch.set_num_threads(1)  # tiny tensors: a second thread only waits for the first
 
 WITHOUT_MODEL = pytest.StashKey[int]()
 

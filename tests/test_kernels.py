@@ -1,6 +1,5 @@
 """The exact lookup: kernel, twin and mass against a naive reference on odd sizes."""
 
-import os
 import subprocess
 import sys
 
@@ -8,14 +7,7 @@ import pytest
 import torch
 from infllm_cli.kernels import exact_lookup as module
 from infllm_cli.kernels.block_mass import block_mass
-from infllm_cli.kernels.exact_lookup import HAS_TRITON, exact_lookup, exact_lookup_torch
-
-# Triton decides when it is first imported whether kernels are interpreted, and nothing above
-# imports it. Where another test module did (transformers does), the kernel's tests run in a
-# process of their own.
-TOO_LATE = "triton" in sys.modules and os.environ.get("TRITON_INTERPRET") != "1"
-if not TOO_LATE:
-    os.environ.setdefault("TRITON_INTERPRET", "1")
+from infllm_cli.kernels.exact_lookup import exact_lookup, exact_lookup_torch
 
 # Largest difference from a float64 reference of the same (already rounded) operands, for scores
 # of about +-10. In bfloat16 the CPU may round each score once: half of 2^-7 of 8 to 16.
@@ -37,11 +29,6 @@ CASES = [
     (1, 63, 128, 32, 1, 1, torch.float32),
 ]
 NAMES = ["h{}-q{}-d{}-b{}-n{}of{}-{}".format(*c[:6], str(c[6])[6:]) for c in CASES]
-
-in_interpreter = pytest.mark.skipif(
-    TOO_LATE or not HAS_TRITON, reason="Triton is absent, or loaded to compile (see below)"
-)
-
 
 def make_inputs(heads, n_rows, d, size, n_blocks, capacity, dtype):
     generator = torch.Generator().manual_seed(heads * n_rows + d + size + n_blocks)
@@ -69,7 +56,6 @@ def test_twin_equals_naive(case):
     assert_near(exact_lookup_torch(*inputs), naive(*inputs), SCORE_TOLERANCE[case[-1]])
 
 
-@in_interpreter
 @pytest.mark.parametrize("case", CASES, ids=NAMES)
 def test_kernel_equals_naive_and_twin(case):
     from infllm_cli.kernels.exact_lookup_triton import exact_lookup_triton
@@ -80,7 +66,6 @@ def test_kernel_equals_naive_and_twin(case):
     assert_near(actual, exact_lookup_torch(*inputs), SCORE_TOLERANCE[case[-1]])
 
 
-@in_interpreter
 def test_kernel_groups_blocks_and_leaves_out_the_sum(monkeypatch):
     from infllm_cli.kernels import exact_lookup_triton as kernel_module
 
@@ -93,7 +78,6 @@ def test_kernel_groups_blocks_and_leaves_out_the_sum(monkeypatch):
     assert_near([peak], naive(*inputs)[1:], EXACT_TOLERANCE)
 
 
-@in_interpreter
 def test_kernel_takes_strided_keys_and_mixed_dtypes():
     from infllm_cli.kernels.exact_lookup_triton import exact_lookup_triton
 
@@ -101,23 +85,6 @@ def test_kernel_takes_strided_keys_and_mixed_dtypes():
     strided = keys.permute(1, 2, 0, 3).contiguous().permute(2, 0, 1, 3)
     inputs = (q.float(), strided, n_blocks)
     assert_near(exact_lookup_triton(*inputs), naive(q, keys, n_blocks), EXACT_TOLERANCE)
-
-
-@pytest.mark.skipif(not (TOO_LATE and HAS_TRITON), reason="the kernel's tests run in here")
-def test_kernel_in_a_process_of_its_own():
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        __file__,
-        "-k",
-        "test_kernel_",
-        "-p",
-        "no:cacheprovider",
-    ]
-    environment = {**os.environ, "TRITON_INTERPRET": "1"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stdout + done.stderr
 
 
 @pytest.mark.parametrize("native", [False, True], ids=["widened", "native"])

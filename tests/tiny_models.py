@@ -65,7 +65,7 @@ ARCHITECTURES: dict[str, dict] = {
     "gemma2": {"head_dim": 16, "sliding_window": 12, "query_pre_attn_scalar": 24},
     "gemma3_text": {"head_dim": 16, "sliding_window": 12, "layer_types": SLIDING},
     "smollm3": {"no_rope_layers": [1, 0, 1, 1]},
-    "granite": {"attention_multiplier": 0.2, "logits_scaling": 3.0},
+    "granite": {"attention_multiplier": 0.2, "logits_scaling": 1.5},
     "olmo2": {},
     "glm4": {"head_dim": 16},
     "starcoder2": {"sliding_window": None},
@@ -128,4 +128,6 @@ def build(kind: str, **changes: object) -> nn.Module:
             # Default initial weights are so small that attention hardly matters.
             if parameter.dim() > 1:
                 parameter.normal_(0, 0.25)
+        # Logits of about +-1, so that rounding stays far below what a mistake would change.
+        model.get_output_embeddings().weight *= 0.3
     return model.eval().requires_grad_(False)

@@ -95,7 +95,7 @@ class MemoryConfig:
 
     @classmethod
     def for_model(cls, trained_length: int, **overrides: object) -> MemoryConfig:
-        """Defaults that fit `trained_length` (tokens); `overrides` that are None count as not given.
+        """Defaults that fit `trained_length` tokens; `overrides` that are None were not given.
 
         Raises:
             UsageError: the overrides do not fit.

@@ -248,9 +248,13 @@ class LayerMemory:
             reach = held + lead + config.block_tokens + config.chunk_tokens
             forced = reach - self.most_tokens
             surplus = min(surplus, max(free, forced))
-        blocks = surplus // config.block_tokens
+        self._evict_blocks(surplus // config.block_tokens)
+
+    def _evict_blocks(self, blocks: int) -> None:
+        """Move the window's oldest blocks (and before them the sinks) out of it."""
         if blocks <= 0:
             return
+        config = self.config
         self._before_loss()
         window = self.window
         if self.sinks is None:
@@ -264,6 +268,12 @@ class LayerMemory:
         self.arena.append(keys, values)
         window.drop(tokens)
 
+    @torch.inference_mode()
+    def seal(self) -> None:
+        """Turn all of the window but a rest of less than a block into blocks."""
+        if not self.whole_tokens and self.sinks is not None:
+            self._evict_blocks(len(self.window) // self.config.block_tokens)
+
     def _scores(self, tokens: int) -> Tensor:
         """Representative scores [H_kv, tokens] of the window's oldest tokens."""
         window = self.window
@@ -273,6 +283,8 @@ class LayerMemory:
             # key: the choice is free. Key length is a cheap stand-in.
             return rotated.float().square().sum(dim=-1)
         followers = min(self.config.window_tokens, len(window) - tokens)
+        if followers <= 0:
+            return rotated.float().square().sum(dim=-1)
         prefix = window.query_sums[:, window.first : window.last]
         return running_sum_scores(prefix, rotated, followers)
 

@@ -69,10 +69,16 @@ class ModelMemory:
 
     @contextmanager
     def question(self) -> Iterator[None]:
-        """Whatever passes through the memory inside leaves no trace in it."""
+        """Whatever passes through the memory inside leaves no trace in it.
+
+        Inside, the window is sealed: the document's end has no privilege over its other parts, and
+        is found by lookup like them.
+        """
         tokens = self.tokens
         for layer in self.layers:
             layer.mark()
+        for layer in self.tiered:
+            layer.seal()
         try:
             yield
         finally:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 
 class Table(NamedTuple):
-    """Cosines and sines of a run of positions, each [n, r / 2] float32, r the rotated dimensions."""
+    """Cosines and sines of a run of positions, [n, r / 2] float32, r the rotated dimensions."""
 
     cos: Tensor
     sin: Tensor

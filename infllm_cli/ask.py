@@ -1,0 +1,256 @@
+"""`infllm ask`: a document, some questions, answers; how the parts work together."""
+
+from __future__ import annotations
+
+import json
+import resource
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TextIO
+
+import torch
+
+from infllm_cli.document import load_document
+from infllm_cli.errors import Interrupted, UsageError
+from infllm_cli.evidence import Passage
+from infllm_cli.reader import Answer, Looked, Memory, Reader, TokenOut
+from infllm_cli.sampling import Answering, AnswerOptions
+
+if TYPE_CHECKING:
+    from infllm_cli.console import Console
+
+JSON_SCHEMA = 1
+
+
+@dataclass(frozen=True)
+class AskRequest:
+    """What the user asked for, as the command line gives it."""
+
+    file: str
+    questions: list[str]
+    encoding: str | None
+    model: str | None
+    device: str
+    dtype: str
+    cache_dir: Path | None
+    max_tokens: int
+    temperature: float
+    top_p: float
+    seed: int
+    answering: str
+    reread_tokens: int
+    evidence: int
+    as_json: bool
+    sizes: dict[str, int | None]
+
+    def options(self) -> AnswerOptions:
+        """How to answer.
+
+        Raises:
+            UsageError: a value out of range.
+        """
+        return AnswerOptions(
+            max_tokens=self.max_tokens,
+            temperature=self.temperature,
+            top_p=self.top_p,
+            seed=self.seed,
+            answering=Answering(self.answering),
+            reread_tokens=self.reread_tokens,
+        )
+
+
+def run_ask(request: AskRequest, console: Console, out: TextIO = sys.stdout) -> None:
+    """Read, ask, answer.
+
+    Raises:
+        InfllmError: see the modules; nothing is left half-written.
+        Interrupted: an answer was stopped; it has been written as far as it went.
+    """
+    options = request.options()
+    if any(not question.strip() for question in request.questions):
+        raise UsageError("a question is empty; give it after the file.")
+    if request.evidence < 0:
+        raise UsageError(f"--evidence is {request.evidence}; it is a number of passages.")
+    _check_order(request)
+    document = load_document(request.file, sys.stdin.buffer, request.encoding)
+    if document.encoding not in ("utf-8", "ascii"):
+        console.note(f"{document.name} is read as {document.encoding}.")
+    console.stage("loading the model")
+    reader = Reader.load(
+        request.model,
+        device=request.device,
+        dtype=request.dtype,
+        cache_dir=request.cache_dir,
+        progress=console.fetching,
+        **request.sizes,
+    )
+    if not reader.prompt.is_chat:
+        console.note(
+            f"{reader.loaded.name} has no chat template: it is asked in a plain form, as "
+            "'Question: ... Answer:'."
+        )
+    console.stage("tokenizing")
+    memory = reader.open(
+        document,
+        reserve_tokens=reader.reserve_for(request.questions, options),
+        # Sizes given by hand are meant for the tiers.
+        allow_whole=all(size is None for size in request.sizes.values()),
+    )
+    console.begin_reading(document.name, memory)
+    for event in reader.read_steps(memory):
+        console.chunk_read(event)
+    console.end_reading(memory)
+    answers: list[Answer] = []
+    interrupted = False
+    for number, question in enumerate(request.questions):
+        answer = _ask_one(reader, memory, question, options, console, out, request.as_json, number)
+        answers.append(answer)
+        if request.evidence:
+            console.evidence(answer, request.evidence)
+        if answer.finish == "interrupted":
+            interrupted = True
+            break
+    console.report(reader, memory, answers, peak_bytes(reader, memory))
+    if request.as_json:
+        json.dump(as_json(reader, memory, answers, request.evidence), out, ensure_ascii=False)
+        out.write("\n")
+        out.flush()
+    if interrupted:
+        raise Interrupted
+
+
+def _check_order(request: AskRequest) -> None:
+    first = request.questions[0]
+    if request.file != "-" and not Path(request.file).exists() and _is_file(first):
+        raise UsageError(
+            f"there is no file {request.file!r}, but {first!r} is one. "
+            'The file comes first: infllm ask FILE "QUESTION".'
+        )
+
+
+def _is_file(text: str) -> bool:
+    try:
+        return Path(text).is_file()
+    except (OSError, ValueError):
+        return False
+
+
+def _ask_one(
+    reader: Reader,
+    memory: Memory,
+    question: str,
+    options: AnswerOptions,
+    console: Console,
+    out: TextIO,
+    silent: bool,
+    number: int,
+) -> Answer:
+    """Stream one answer; a Ctrl-C ends it where it is."""
+    console.begin_answer(question)
+    live = console.shows_answer and not silent
+    if number and not silent:
+        out.write("\n")
+    written = ""
+    answer = None
+    steps = reader.ask_steps(memory, question, options)
+    try:
+        for event in steps:
+            if isinstance(event, Answer):
+                answer = event
+            elif isinstance(event, TokenOut):
+                # An answer does not begin with white space.
+                text = event.text if written else event.text.lstrip()
+                written += text
+                console.token(text)
+                if not (silent or live):
+                    out.write(text)
+                    out.flush()
+            elif isinstance(event, Looked):
+                console.looked(event)
+    except KeyboardInterrupt:
+        steps.close()
+        answer = Answer(question, written.strip(), "interrupted", 0, 0.0, 0.0)
+    assert answer is not None
+    console.end_answer(answer)
+    if not silent:
+        out.write(written.rstrip("\n") + "\n" if live else "\n")
+        out.flush()
+    return answer
+
+
+def peak_bytes(reader: Reader, memory: Memory) -> int:
+    """The most that was held on the model's device.
+
+    On a GPU everything that was allocated there, weights included; on a processor, where device
+    and host are one, the tiers that would be on the device.
+    """
+    if reader.loaded.device.type == "cuda":
+        return torch.cuda.max_memory_allocated(reader.loaded.device)
+    return memory.device_bytes_peak
+
+
+def peak_process_bytes() -> int:
+    """The most memory that this process has held."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
+
+
+def _passage(passage: Passage) -> dict[str, Any]:
+    return {
+        "lines": list(passage.lines),
+        "text": passage.text,
+        "score": round(passage.score, 6),
+    }
+
+
+def as_json(reader: Reader, memory: Memory, answers: list[Answer], evidence: int) -> dict[str, Any]:
+    """The object that `--json` prints."""
+    document, loaded = memory.document, reader.loaded
+    most = evidence or 5
+    return {
+        "schema": JSON_SCHEMA,
+        "document": {
+            "name": document.name,
+            "bytes": document.size_bytes,
+            "encoding": document.encoding,
+            "lines": document.lines,
+            "tokens": len(memory.tokens),
+            "sha256": document.sha256,
+        },
+        "read": {
+            "tokens": memory.read_tokens,
+            "reused_tokens": 0,
+            "truncated": False,
+            "seconds": round(memory.read_seconds, 3),
+            "tokens_per_second": round(memory.read_tokens / max(memory.read_seconds, 1e-9), 1),
+        },
+        "answers": [
+            {
+                "question": answer.question,
+                "answer": answer.text,
+                "finish": answer.finish,
+                "tokens": answer.tokens,
+                "seconds": round(answer.seconds, 3),
+                "first_token_seconds": round(answer.first_token_seconds, 3),
+                "evidence": [_passage(passage) for passage in answer.evidence[:most]],
+                "reread": [_passage(passage) for passage in answer.reread],
+            }
+            for answer in answers
+        ],
+        "memory": {
+            "whole": memory.whole,
+            "blocks": memory.state.blocks,
+            "host_bytes": memory.state.host_bytes,
+            "disk_bytes": 0,
+            "device_bytes_peak": peak_bytes(reader, memory),
+            "config": asdict(reader.config) | reader.config.as_dict(),
+        },
+        "model": {
+            "name": loaded.name,
+            "architecture": loaded.architecture,
+            "dtype": str(loaded.dtype).removeprefix("torch."),
+            "device": str(loaded.device),
+            "trained_length": loaded.trained_length,
+        },
+    }

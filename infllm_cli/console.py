@@ -1,0 +1,391 @@
+"""What a person sees while it works: the only user of Rich; everything goes to standard error.
+
+Animation only where standard error is a terminal; otherwise plain lines, one per tenth of the
+reading. `--quiet` shows nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from infllm_cli.evidence import Passage
+    from infllm_cli.reader import Answer, ChunkRead, Looked, Memory, Reader
+
+LIVE_ROWS = 6
+REFRESH_PER_SECOND = 8
+
+
+class Console:
+    """Says nothing (`--quiet`): the base of the two that do."""
+
+    shows_answer = False  # whether the live display holds the answer until it is complete
+
+    def __enter__(self) -> Console:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End whatever is animated."""
+
+    def stage(self, text: str) -> None:
+        """Something that takes a while begins."""
+
+    def note(self, text: str) -> None:
+        """Something that the user should know, once."""
+
+    def fetching(self, stage: str, done: int, total: int) -> None:
+        """Progress of fetching and converting a model; total 0: unknown."""
+
+    def begin_reading(self, name: str, memory: Memory) -> None:
+        """A document is about to be read."""
+
+    def chunk_read(self, event: ChunkRead) -> None:
+        """A chunk has been read."""
+
+    def end_reading(self, memory: Memory) -> None:
+        """The document has been read."""
+
+    def begin_answer(self, question: str) -> None:
+        """A question is about to be asked."""
+
+    def looked(self, event: Looked) -> None:
+        """A step looked into the memory."""
+
+    def token(self, text: str) -> None:
+        """A piece of the answer."""
+
+    def end_answer(self, answer: Answer) -> None:
+        """The answer is complete."""
+
+    def evidence(self, answer: Answer, most: int) -> None:
+        """Show the passages attended most."""
+
+    def report(self, reader: Reader, memory: Memory, answers: list[Answer], peak: int) -> None:
+        """What it took."""
+
+
+class PlainConsole(Console):
+    """Plain lines, for pipes, files and logs; imports no Rich."""
+
+    def __init__(self, write: Callable[[str], Any], keep_rows: bool) -> None:
+        self._write = write
+        self._keep_rows = keep_rows
+        self._tenth = -1
+        self._stage = ""
+
+    def _line(self, text: str) -> None:
+        self._write(f"infllm: {text}\n")
+
+    def stage(self, text: str) -> None:
+        """One line."""
+        self._line(text)
+
+    def note(self, text: str) -> None:
+        """One line."""
+        self._line(text)
+
+    def fetching(self, stage: str, done: int, total: int) -> None:
+        """A line per stage."""
+        if stage != self._stage:
+            self._stage = stage
+            self._line(stage)
+
+    def begin_reading(self, name: str, memory: Memory) -> None:
+        """What is read, and how."""
+        how = "as a whole" if memory.whole else "into blocks"
+        self._line(f"reading {name}: {len(memory.tokens)} tokens, {how}")
+
+    def chunk_read(self, event: ChunkRead) -> None:
+        """A line per tenth."""
+        tenth = 10 * event.tokens // event.total
+        if tenth > self._tenth:
+            self._tenth = tenth
+            speed = event.tokens / max(event.seconds, 1e-9)
+            left = (event.total - event.tokens) / max(speed, 1e-9)
+            self._line(
+                f"read {event.tokens} of {event.total} tokens, {speed:.0f}/s, "
+                f"{_seconds(left)} left, {event.blocks} blocks, {_bytes(event.host_bytes)}"
+            )
+
+    def looked(self, event: Looked) -> None:
+        """A line per step, where asked for."""
+        if self._keep_rows:
+            self._line(_row(event, with_text=True))
+
+    def evidence(self, answer: Answer, most: int) -> None:
+        """The passages with their lines."""
+        for passage in answer.evidence[:most]:
+            self._line(f"evidence {_lines(passage)}, score {passage.score:.3f}")
+            for line in passage.text.splitlines():
+                self._write(f"    {line}\n")
+
+    def report(self, reader: Reader, memory: Memory, answers: list[Answer], peak: int) -> None:
+        """One line, or one per fact with `--stats`."""
+        facts = _facts(reader, memory, answers, peak)
+        if self._keep_rows:
+            for name, value in facts:
+                self._line(f"{name}: {value}")
+        else:
+            self._line("; ".join(f"{name} {value}" for name, value in facts))
+
+
+class LiveConsole(Console):
+    """A terminal: a progress bar while reading, a live table of lookups while answering."""
+
+    def __init__(self, keep_rows: bool, color: bool) -> None:
+        from rich.console import Console as RichConsole
+
+        self._rich = RichConsole(
+            stderr=True, highlight=False, markup=False, emoji=False, no_color=not color
+        )
+        self._keep_rows = keep_rows
+        self._live: Any = None
+        self._progress: Any = None
+        self._rows: deque[Looked] = deque(maxlen=LIVE_ROWS)
+        self._text = ""
+        self._question = ""
+        self._looking = ""
+        self.shows_answer = sys.stdout.isatty()
+
+    # -- one live display at a time -----------------------------------------------------------
+
+    def _show(self, renderable: Any) -> None:
+        from rich.live import Live
+
+        self.close()
+        # Rich would otherwise take over standard output, and `> file` would stay empty.
+        self._live = Live(
+            renderable,
+            console=self._rich,
+            refresh_per_second=REFRESH_PER_SECOND,
+            transient=True,
+            redirect_stdout=False,
+            redirect_stderr=False,
+            vertical_overflow="crop",
+        )
+        self._live.start()
+
+    def close(self) -> None:
+        """Remove the live display."""
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+
+    def _print(self, text: Any, style: str | None = None) -> None:
+        self._rich.print(text, style=style, soft_wrap=True)
+
+    def stage(self, text: str) -> None:
+        """A spinner."""
+        from rich.spinner import Spinner
+
+        self._show(Spinner("dots", text=f"{text} ..."))
+
+    def note(self, text: str) -> None:
+        """A line that stays."""
+        self._print(f"infllm: {text}", style="yellow")
+
+    def fetching(self, stage: str, done: int, total: int) -> None:
+        """A bar for bytes or steps."""
+        from rich.spinner import Spinner
+
+        part = f" {100 * done // total} %" if total else ""
+        if self._live is None:
+            self._show(Spinner("dots"))
+        self._live.update(Spinner("dots", text=f"{stage}{part} ..."))
+
+    def begin_reading(self, name: str, memory: Memory) -> None:
+        """The bar: tokens, speed, time left, blocks, bytes per tier."""
+        from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+        self._progress = Progress(
+            TextColumn("reading"),
+            BarColumn(bar_width=24),
+            TextColumn("{task.percentage:>3.0f} %  {task.completed:,} of {task.total:,} tokens"),
+            TextColumn("{task.fields[speed]}"),
+            TimeRemainingColumn(compact=True),
+            TextColumn("{task.fields[tiers]}"),
+            console=self._rich,
+            auto_refresh=False,
+        )
+        total = len(memory.tokens)
+        self._task = self._progress.add_task("", total=total, speed="", tiers="")
+        self._show(self._progress)
+
+    def chunk_read(self, event: ChunkRead) -> None:
+        """Move the bar."""
+        self._progress.update(
+            self._task,
+            completed=event.tokens,
+            speed=f"{event.tokens / max(event.seconds, 1e-9):.0f}/s",
+            tiers=f"{event.blocks} blocks, {_bytes(event.host_bytes)} host, "
+            f"{_bytes(event.device_bytes)} device",
+        )
+
+    def end_reading(self, memory: Memory) -> None:
+        """Take the bar away; the report tells the figures."""
+        self.close()
+
+    def begin_answer(self, question: str) -> None:
+        """An empty table."""
+        self._rows.clear()
+        self._text = ""
+        self._question = question
+        self._show(self._table())
+
+    def looked(self, event: Looked) -> None:
+        """A row of the table, or with `--stats` a line that stays."""
+        self._rows.append(event)
+        if self._keep_rows:
+            self._print(_row(event, with_text=True), style="dim")
+        if self._live is not None:
+            self._live.update(self._table())
+
+    def token(self, text: str) -> None:
+        """The answer so far, where this terminal is also standard output."""
+        self._text += text
+        if self.shows_answer and self._live is not None:
+            self._live.update(self._table())
+
+    def _table(self) -> Any:
+        from rich.console import Group
+        from rich.table import Table
+        from rich.text import Text
+
+        table = Table(box=None, pad_edge=False, header_style="dim", expand=False)
+        table.add_column("step")
+        table.add_column("token", max_width=14, no_wrap=True)
+        table.add_column("document", justify="right")
+        table.add_column("where it looked", no_wrap=True, overflow="ellipsis")
+        for event in self._rows:
+            table.add_row(
+                f"{event.phase.value} {event.index + 1}",
+                Text(event.token.replace("\n", " ")),
+                f"{100 * event.share:.0f} %",
+                Text(_where(event.passages)),
+            )
+        if not self.shows_answer:
+            return table
+        tail = self._text[-600:]
+        return Group(Text(self._question, style="dim"), table, Text(tail))
+
+    def end_answer(self, answer: Answer) -> None:
+        """Take the table away; the answer follows on standard output."""
+        self.close()
+        if answer.finish in ("length", "repeat"):
+            reason = {
+                "length": "the answer was cut at --max-tokens",
+                "repeat": "the answer began to loop and was stopped",
+            }
+            self.note(reason[answer.finish] + ".")
+
+    def evidence(self, answer: Answer, most: int) -> None:
+        """The passages with their lines."""
+        from rich.padding import Padding
+        from rich.text import Text
+
+        for passage in answer.evidence[:most]:
+            self._print(f"{_lines(passage)}  score {passage.score:.3f}", style="bold")
+            self._rich.print(Padding(Text(passage.text), (0, 0, 1, 4)))
+
+    def report(self, reader: Reader, memory: Memory, answers: list[Answer], peak: int) -> None:
+        """A small table."""
+        from rich.table import Table
+        from rich.text import Text
+
+        table = Table(box=None, show_header=False, pad_edge=False)
+        for name, value in _facts(reader, memory, answers, peak):
+            table.add_row(Text(name, style="dim"), Text(value, style="dim"))
+        self._rich.print(table)
+
+
+def open_console(*, quiet: bool = False, keep_rows: bool = False) -> Console:
+    """The console that suits standard error."""
+    if quiet:
+        return Console()
+    terminal = sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
+    if terminal:
+        return LiveConsole(keep_rows, color="NO_COLOR" not in os.environ)
+
+    def write(text: str) -> None:
+        sys.stderr.write(text)
+        sys.stderr.flush()
+
+    return PlainConsole(write, keep_rows)
+
+
+def _facts(
+    reader: Reader, memory: Memory, answers: list[Answer], peak: int
+) -> list[tuple[str, str]]:
+    """What the report tells, as name and value."""
+    from infllm_cli.ask import peak_process_bytes
+
+    state, loaded = memory.state, reader.loaded
+    speed = memory.read_tokens / max(memory.read_seconds, 1e-9)
+    dtype = str(loaded.dtype).removeprefix("torch.")
+    facts = [
+        ("model", f"{loaded.name}, {dtype} on {loaded.device}"),
+        (
+            "read",
+            f"{memory.read_tokens:,} of {len(memory.tokens):,} tokens in "
+            f"{_seconds(memory.read_seconds)}, {speed:.0f}/s",
+        ),
+    ]
+    if memory.whole:
+        facts.append(("memory", "attended whole, no blocks"))
+    else:
+        facts.append(("memory", f"{state.blocks} blocks of {state.config.block_tokens} per layer"))
+    facts.append(("host", _bytes(state.host_bytes)))
+    facts.append(("device", f"{_bytes(peak)} at most"))
+    facts.append(("process", f"{_bytes(peak_process_bytes())} at most"))
+    tokens = sum(answer.tokens for answer in answers)
+    seconds = sum(answer.seconds for answer in answers)
+    facts.append(("answered", f"{tokens} tokens in {_seconds(seconds)}"))
+    return facts
+
+
+def _row(event: Looked, with_text: bool) -> str:
+    head = f"{event.phase.value} {event.index + 1}"
+    token = f" {event.token!r}" if event.token else ""
+    parts = [
+        f"{head}{token}: document {100 * event.share:.0f} %, {event.loaded_blocks} blocks, "
+        f"{1000 * event.seconds:.0f} ms"
+    ]
+    for passage in event.passages:
+        text = f" {_short(passage.text)}" if with_text else ""
+        parts.append(f"{_lines(passage)} {100 * passage.score:.1f} %{text}")
+    return "; ".join(parts)
+
+
+def _where(passages: list[Passage]) -> str:
+    return "   ".join(f"{_lines(p)} {100 * p.score:.1f} %" for p in passages)
+
+
+def _lines(passage: Passage) -> str:
+    first, last = passage.lines
+    return f"line {first}" if first == last else f"lines {first}-{last}"
+
+
+def _short(text: str, most: int = 60) -> str:
+    one_line = " ".join(text.split())
+    return f"“{one_line[: most - 1]}…”" if len(one_line) > most else f"“{one_line}”"
+
+
+def _bytes(count: int) -> str:
+    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= size:
+            return f"{count / size:.1f} {unit}"
+    return f"{count} bytes"
+
+
+def _seconds(seconds: float) -> str:
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    return time.strftime("%H:%M:%S", time.gmtime(seconds)).removeprefix("00:")
