@@ -13,8 +13,9 @@ import torch
 
 from infllm_cli.document import load_document
 from infllm_cli.errors import Interrupted, UsageError
+from infllm_cli.events import Answer, Looked, TokenOut
 from infllm_cli.evidence import Passage
-from infllm_cli.reader import Answer, Looked, Memory, Reader, TokenOut
+from infllm_cli.reader import Memory, Reader
 from infllm_cli.sampling import Answering, AnswerOptions
 
 if TYPE_CHECKING:

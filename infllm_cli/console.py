@@ -14,8 +14,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from infllm_cli.events import Answer, ChunkRead, Looked
     from infllm_cli.evidence import Passage
-    from infllm_cli.reader import Answer, ChunkRead, Looked, Memory, Reader
+    from infllm_cli.reader import Memory, Reader
 
 LIVE_ROWS = 6
 REFRESH_PER_SECOND = 8
@@ -203,21 +204,23 @@ class LiveConsole(Console):
 
     def begin_reading(self, name: str, memory: Memory) -> None:
         """The bar: tokens, speed, time left, blocks, bytes per tier."""
+        from rich.console import Group
         from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+        from rich.text import Text
 
         self._progress = Progress(
             TextColumn("reading"),
-            BarColumn(bar_width=24),
+            BarColumn(bar_width=20),
             TextColumn("{task.percentage:>3.0f} %  {task.completed:,} of {task.total:,} tokens"),
             TextColumn("{task.fields[speed]}"),
             TimeRemainingColumn(compact=True),
-            TextColumn("{task.fields[tiers]}"),
             console=self._rich,
             auto_refresh=False,
         )
         total = len(memory.tokens)
-        self._task = self._progress.add_task("", total=total, speed="", tiers="")
-        self._show(self._progress)
+        self._task = self._progress.add_task("", total=total, speed="")
+        self._tiers = Text("", style="dim")
+        self._show(Group(self._progress, self._tiers))
 
     def chunk_read(self, event: ChunkRead) -> None:
         """Move the bar."""
@@ -225,8 +228,10 @@ class LiveConsole(Console):
             self._task,
             completed=event.tokens,
             speed=f"{event.tokens / max(event.seconds, 1e-9):.0f}/s",
-            tiers=f"{event.blocks} blocks, {_bytes(event.host_bytes)} host, "
-            f"{_bytes(event.device_bytes)} device",
+        )
+        self._tiers.plain = (
+            f"        {event.blocks} blocks per layer, {_bytes(event.host_bytes)} on the host, "
+            f"{_bytes(event.device_bytes)} on the device"
         )
 
     def end_reading(self, memory: Memory) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from infllm_cli.document import Document
-from infllm_cli.memory.step import Step
+from infllm_cli.memory.step import Phase, Step
 from infllm_cli.passages import Passages
 from infllm_cli.tokens import Tokens
 
@@ -41,8 +41,9 @@ class AttentionRecord:
     re-read as text next to the question. Both count for the same passage.
 
     Args:
-        neutral: [n] mass per token that a neutral question draws: sinks, the window's end and
-            tokens that every question looks at are no evidence.
+        neutral_ask, neutral_answer: [n] mass per token that a neutral question and the beginning of
+            its answer draw: sinks, the document's end and tokens that every question looks at are
+            no evidence.
     """
 
     def __init__(
@@ -51,14 +52,20 @@ class AttentionRecord:
         tokens: Tokens,
         passages: Passages,
         first_position: int,
-        neutral: np.ndarray | None = None,
+        *,
+        neutral_ask: np.ndarray | None = None,
+        neutral_answer: np.ndarray | None = None,
     ) -> None:
         self.document = document
         self.tokens = tokens
         self.units = passages
         self.first = first_position
-        self._total = np.zeros(len(tokens))
-        self._neutral = np.zeros(len(tokens)) if neutral is None else neutral
+        self._excess = np.zeros(len(tokens))
+        nothing = np.zeros(len(tokens))
+        self._neutral = {
+            Phase.ASK: nothing if neutral_ask is None else neutral_ask,
+            Phase.ANSWER: nothing if neutral_answer is None else neutral_answer,
+        }
         self._steps = 0
         self._reread: list[tuple[int, int, int]] = []
 
@@ -73,16 +80,17 @@ class AttentionRecord:
         for position, token, count in self._reread:
             again = step.mass[position : position + count].double().numpy()
             mass[token : token + count] += again / total
-        self._total += mass
+        excess = mass - self._neutral[step.phase]
+        self._excess += excess
         self._steps += 1
-        return float(mass.sum()), self._per_passage(np.maximum(mass - self._neutral, 0))
+        return float(mass.sum()), np.maximum(self._per_passage(excess), 0)
 
     def _per_passage(self, mass: np.ndarray) -> np.ndarray:
         return np.add.reduceat(mass, self.units.borders[:-1])
 
     def passages(self, most: int = 8) -> list[Passage]:
         """The passages attended most beyond the neutral question, best first."""
-        excess = self._per_passage(self._total / max(self._steps, 1) - self._neutral)
+        excess = self._per_passage(self._excess) / max(self._steps, 1)
         return self.best(np.maximum(excess, 0), most)
 
     def best(self, mass: np.ndarray, most: int) -> list[Passage]:

@@ -7,6 +7,7 @@ text whatever they contain.
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +17,7 @@ from infllm_cli.errors import ModelError
 from infllm_cli.tokens import PlainTokenizer
 
 MARKER = "\x02infllm\x03"
+FIRST_MARKER = "\x02document\x03"
 # The document is a turn of its own, answered by this: what follows it is then read as a question
 # about the text and not as its continuation (12 instead of 10 of 24 questions right, see README).
 ACKNOWLEDGED = "I have read the text. What is your question?"
@@ -84,13 +86,16 @@ def build_prompt(tokenizer: Any, generation_config: Any) -> Prompt:
 def _turns(tokenizer: Any) -> tuple[str, str, str]:
     """What the template writes before the document, between it and the question, and after."""
     conversation = [
-        {"role": "user", "content": MARKER},
+        {"role": "user", "content": FIRST_MARKER},
         {"role": "assistant", "content": ACKNOWLEDGED},
         {"role": "user", "content": MARKER},
     ]
-    pieces = _render(tokenizer, conversation).split(MARKER)
-    if len(pieces) == 3:
-        return pieces[0], pieces[1], pieces[2]
+    with contextlib.suppress(ModelError):  # a template that takes no answers
+        text = _render(tokenizer, conversation)
+        before, _, rest = text.partition(FIRST_MARKER)
+        if text.count(FIRST_MARKER) == rest.count(MARKER) == text.count(MARKER) == 1:
+            between, _, after = rest.partition(MARKER)
+            return before, between, after
     # A template that drops earlier turns: document and question share one.
     pieces = _render(tokenizer, conversation[-1:]).split(MARKER)
     if len(pieces) != 2:

@@ -7,6 +7,8 @@ that of a neutral question) and what the words know (BM25) miss different passag
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 import torch
 
@@ -21,15 +23,27 @@ FUSION = 10.0
 WEIGHTS = [1.0, 0.4]
 
 
-def attention_profile(step: Step) -> np.ndarray:
-    """Of a step's exact lookup: mass [heads, N] of each block, one row per layer and KV head.
+@dataclass(frozen=True, slots=True)
+class Impression:
+    """What a question's own words look at: see `attention_profile` and `evidence`."""
 
-    Rows sum to 1. Empty where the step looked nothing up.
+    profile: np.ndarray  # [heads, N]
+    asked: np.ndarray  # [document tokens] mass of the question's words
+    closed: np.ndarray  # [document tokens] mass of what follows them: where an answer begins
+
+
+def attention_profile(steps: list[Step]) -> np.ndarray:
+    """Of exact lookups: mass [heads, N] of each block, one row per layer and KV head.
+
+    Rows sum to 1; every query of every step has the same say. Empty where nothing was looked up.
     """
-    rows = [step.block_mass[layer] for layer in sorted(step.block_mass)]
+    rows = []
+    blocks = min((m.shape[1] for step in steps for m in step.block_mass.values()), default=0)
+    for layer in sorted(steps[0].block_mass):
+        rows.append(sum(step.block_mass[layer][:, :blocks].double() for step in steps))
     if not rows:
         return np.zeros((0, 0))
-    mass = torch.cat(rows).double()
+    mass = torch.cat(rows)
     return (mass / mass.sum(dim=1, keepdim=True)).numpy()
 
 

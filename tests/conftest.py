@@ -8,10 +8,10 @@ import os
 # are interpreted.
 os.environ.setdefault("TRITON_INTERPRET", "1")
 
-import pytest  # noqa: E402
-import torch  # noqa: E402
+import pytest
+import torch
 
-from infllm_cli.models import catalog  # noqa: E402
+from infllm_cli.models import catalog
 
 torch.set_num_threads(1)  # tiny tensors: a second thread only waits for the first
 

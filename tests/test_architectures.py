@@ -212,12 +212,12 @@ def test_attention_with_sinks_of_its_own_is_refused(tmp_path: Path) -> None:
     model = foreign(
         "gpt_oss", head_dim=16, num_local_experts=2, num_experts_per_tok=1, vocab_size=700
     )
-    with pytest.raises(ModelError, match="mine: .* its attention uses s_aux"):
+    with pytest.raises(ModelError, match=r"mine: .* its attention uses s_aux"):
         load_model(save(model, tmp_path), "mine", device="cpu", dtype="f32")
 
 
 def test_positions_of_another_kind_are_refused() -> None:
-    with pytest.raises(ModelError, match="its attention uses|no rotary positions|its own way"):
+    with pytest.raises(ModelError, match=r"its attention uses|no rotary positions|its own way"):
         probe_layers(foreign("gpt2", n_embd=48, n_head=6, n_layer=2))
 
 
@@ -307,6 +307,14 @@ def test_a_broken_memo_costs_one_test(counted: list[float], tmp_path: Path) -> N
     assert len(counted) == 4
 
 
+def test_a_memo_that_cannot_be_written_costs_one_test(counted: list[float], tmp_path: Path) -> None:
+    model = build("llama")
+    vouch(model, probe_layers(model), tmp_path)  # a folder
+    (tmp_path / "file").touch()
+    vouch(model, probe_layers(model), tmp_path / "file" / "selftest.json")
+    assert len(counted) == 2
+
+
 def lossy(attend: Callable[..., Tensor]) -> Callable[..., Tensor]:
     def attend_a_little_wrong(self: LayerMemory, *arguments: Any) -> Tensor:
         return attend(self, *arguments) * 0.98
@@ -341,5 +349,5 @@ def test_a_loaded_model_is_vouched_for_and_named(
     assert loaded.trained_length == 512 and len(loaded.layers) == 4
     assert loaded.dtype is torch.float32 and loaded.architecture == "LlamaForCausalLM"
     monkeypatch.setattr(LayerMemory, "attend", lossy(LayerMemory.attend))
-    with pytest.raises(ModelError, match="mine: .*differ.*Known to work: Llama"):
+    with pytest.raises(ModelError, match=r"mine: .*differ.*Known to work: Llama"):
         load_model(folder, "mine", device="cpu", dtype="f32", memo=None)

@@ -30,6 +30,7 @@ CASES = [
 ]
 NAMES = ["h{}-q{}-d{}-b{}-n{}of{}-{}".format(*c[:6], str(c[6])[6:]) for c in CASES]
 
+
 def make_inputs(heads, n_rows, d, size, n_blocks, capacity, dtype):
     generator = torch.Generator().manual_seed(heads * n_rows + d + size + n_blocks)
     q = torch.randn(heads, n_rows, d, generator=generator) * (3.0 / d**0.5)

@@ -105,7 +105,7 @@ class MemoryConfig:
         # Small models (2,048 tokens and less) cannot hold the defaults: halve what was not given.
         shrinkable = {
             "chunk_tokens": 64,
-            "window_tokens": 256,
+            "window_tokens": max(256, config.block_tokens),
             "answer_blocks": 2,
             "read_blocks": 1,
             "sink_tokens": 4,
@@ -116,6 +116,8 @@ class MemoryConfig:
                 for name, least in shrinkable.items()
                 if name not in given and getattr(config, name) > least
             }
+            if not smaller and "block_tokens" not in given and config.block_tokens > 32:
+                smaller = {"block_tokens": config.block_tokens // 2}
             if not smaller:
                 break
             config = replace(config, **smaller)

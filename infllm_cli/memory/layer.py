@@ -226,6 +226,9 @@ class LayerMemory:
             self._evict(step)
         if self.window.last + step.length > self.window.rotated.shape[1]:
             self._before_loss()
+            # The window moves, maybe into new memory: what was placed before it is gone, even
+            # where it comes to stand at the same slot.
+            self._placed, self._placed_blocks = (), None
         if self.whole_tokens:
             # One allocation for the whole document instead of a growing one.
             slack = max(0, self._expected_tokens - held - step.length)
@@ -327,9 +330,8 @@ class LayerMemory:
         """Expect a context of `tokens` tokens, so that growing need not copy."""
         self._expected_tokens = tokens
         if tokens > self.whole_tokens:
-            self.arena.reserve(
-                max(0, tokens - self.config.window_tokens) // self.config.block_tokens
-            )
+            # Room for the window too: asking seals it.
+            self.arena.reserve(tokens // self.config.block_tokens + 1)
 
     @property
     def device_bytes(self) -> int:

@@ -47,6 +47,11 @@ class Step:
         """Absolute position just past the step's last token."""
         return self.start + self.length
 
+    @property
+    def loaded_blocks(self) -> int:
+        """Blocks per KV head that joined the step."""
+        return max((blocks.shape[-1] for blocks in self.loaded.values()), default=0)
+
     def table(self, rotary: Rotary, start: int, length: int) -> Table:
         """The rotary table of a run of positions, computed once for all layers of the step."""
         key = (id(rotary), start, length)

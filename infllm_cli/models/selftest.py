@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 from pathlib import Path
@@ -86,16 +87,17 @@ def vouch(model: nn.Module, layers: list[LayerGeometry], memo: Path | None) -> N
     """
     key = fingerprint(model)
     passed: dict[str, float] = {}
-    if memo is not None and memo.is_file():
-        try:
-            passed = json.loads(memo.read_text())
-        except ValueError:
-            passed = {}  # a broken memo costs one test
+    if memo is not None:
+        # A broken memo, or one that cannot be read or written, costs one test.
+        with contextlib.suppress(OSError, ValueError):
+            found = json.loads(memo.read_text())
+            passed = found if isinstance(found, dict) else {}
     if key in passed:
         return
     passed[key] = self_test(model, layers)
     if memo is not None:
-        memo.parent.mkdir(parents=True, exist_ok=True)
-        partial = memo.with_suffix(".tmp")
-        partial.write_text(json.dumps(passed, indent=1))
-        partial.replace(memo)
+        with contextlib.suppress(OSError):
+            memo.parent.mkdir(parents=True, exist_ok=True)
+            partial = memo.with_suffix(".tmp")
+            partial.write_text(json.dumps(passed, indent=1))
+            partial.replace(memo)

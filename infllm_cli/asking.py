@@ -1,0 +1,199 @@
+"""One question to one memory: recall its passages, re-read them, ask, answer.
+
+All of it happens between the memory's mark and its rollback: a question leaves no trace.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from infllm_cli import prompts, recall
+from infllm_cli.decoding import IncrementalDecoder
+from infllm_cli.events import Answer, Looked, TokenOut
+from infllm_cli.evidence import AttentionRecord, mass_on_document
+from infllm_cli.memory.step import Phase, Step
+from infllm_cli.recall import Impression
+from infllm_cli.sampling import Answering, AnswerOptions, Sampler, is_looping
+
+if TYPE_CHECKING:
+    from infllm_cli.reader import Memory, Reader
+
+
+class Asking:
+    """The course of one question; `steps` yields its events, the last of them the `Answer`."""
+
+    def __init__(
+        self, reader: Reader, memory: Memory, question: str, options: AnswerOptions
+    ) -> None:
+        self.reader = reader
+        self.memory = memory
+        self.question = question
+        self.options = options
+        self.prompt = reader.prompt
+
+    def steps(self) -> Iterator[Looked | TokenOut | Answer]:
+        """Ask; the memory is as before when the iterator ends or is closed."""
+        began = time.perf_counter()
+        memory = self.memory
+        if memory.neutral is None:
+            memory.neutral = self._impression(recall.NEUTRAL_QUESTION, closing=True)
+        passages: list[int] = []
+        if self.options.answering is Answering.BOTH and not memory.whole:
+            passages = self._recall()
+        record = AttentionRecord(
+            memory.document,
+            memory.tokens,
+            memory.passages,
+            memory.first_position,
+            neutral_ask=memory.neutral.asked,
+            neutral_answer=memory.neutral.closed,
+        )
+        with memory.state.question():
+            start = memory.state.tokens
+            self._pass(Phase.READ, self.prompt.turn, start)
+            if passages:
+                self._reread(passages, record, start)
+            yield from self._answer(passages, record, start, began)
+
+    # -- recall -------------------------------------------------------------------------------
+
+    def _impression(self, question: str, *, closing: bool = False) -> Impression:
+        """Put a question to the memory without an answer: where do its own words look?
+
+        `closing` also tells where what follows the question looks.
+        """
+        prompt, memory = self.prompt, self.memory
+
+        def mass(steps: list[Step]) -> np.ndarray:
+            first, count = memory.first_position, len(memory.tokens)
+            return np.mean([mass_on_document(step, first, count) for step in steps], axis=0)
+
+        with memory.state.question():
+            start = memory.state.tokens
+            # Nobody asks where these look: a cheap lookup is enough.
+            self._pass(Phase.READ, np.concatenate([prompt.turn, prompt.task_ids()]), start)
+            asked = self._pass(Phase.ASK, prompt.question_ids(question), start)
+            closed = self._pass(Phase.ASK, prompt.closing, start) if closing else asked
+        return Impression(recall.attention_profile(asked), mass(asked), mass(closed))
+
+    def _recall(self) -> list[int]:
+        """The passages to re-read, in document order."""
+        memory = self.memory
+        assert memory.neutral is not None
+        rankings = [memory.words.scores(self.question)]
+        profile = self._impression(self.question).profile
+        if profile.size:
+            per_block = recall.attention_scores(profile, memory.neutral.profile)
+            rankings.append(memory.to_passages(per_block))
+        fused = recall.fuse(rankings, recall.WEIGHTS)
+        sizes = np.diff(memory.passages.borders)
+        return recall.choose(fused, sizes, self.options.reread_tokens)
+
+    def _reread(self, chosen: list[int], record: AttentionRecord, start: int) -> None:
+        """Let passages go through the model again, as text behind the document."""
+        memory = self.memory
+        parts: list[np.ndarray] = []
+        position = memory.state.tokens
+        between = self.prompt.plain_ids(prompts.BETWEEN_PASSAGES)
+        for index in chosen:
+            if parts:
+                parts.append(between)
+                position += len(between)
+            first, last = memory.passages.borders[index : index + 2]
+            parts.append(memory.tokens.ids[first:last].astype(np.int64))
+            record.reread(position, int(first), int(last - first))
+            position += int(last - first)
+        parts.append(self.prompt.plain_ids(prompts.AFTER_PASSAGES))
+        # Read like the document: scoring every stored key for each of these tokens would cost
+        # more than it finds.
+        self._pass(Phase.READ, np.concatenate(parts), start)
+
+    # -- answer -------------------------------------------------------------------------------
+
+    def _answer(
+        self, passages: list[int], record: AttentionRecord, start: int, began: float
+    ) -> Iterator[Looked | TokenOut | Answer]:
+        prompt, state = self.prompt, self.memory.state
+        ids = np.concatenate(
+            [prompt.task_ids(), prompt.question_ids(self.question), prompt.closing]
+        )
+        logits = None
+        for index, piece in enumerate(self._pieces(ids)):
+            before = time.perf_counter()
+            step, logits = self.reader.forward(
+                state, Phase.ASK, piece, keep_from=start, want_logits=True
+            )
+            yield _looked(step, index, "", record, before)
+        sampler = Sampler(self.options)
+        decoder = IncrementalDecoder(self.reader.loaded.tokenizer.backend_tokenizer)
+        written: list[int] = []
+        text = ""
+        first_token_seconds = 0.0
+        finish = "length"
+        while True:
+            assert logits is not None
+            token = sampler(logits)
+            if not written:
+                first_token_seconds = time.perf_counter() - began
+            if token in prompt.stop_ids:
+                finish = "stop"
+                break
+            written.append(token)
+            certain = decoder.push(token)
+            text += certain
+            if certain:
+                yield TokenOut(certain)
+            if len(written) >= self.options.max_tokens:
+                break
+            if is_looping(written):
+                finish = "repeat"
+                break
+            before = time.perf_counter()
+            step, logits = self.reader.forward(
+                state, Phase.ANSWER, torch.tensor([token]), keep_from=start, want_logits=True
+            )
+            yield _looked(step, len(written) - 1, certain, record, before)
+        self.memory.note_device_bytes()
+        rest = decoder.finish()
+        if rest:
+            text += rest
+            yield TokenOut(rest)
+        yield Answer(
+            question=self.question,
+            text=text.strip(),
+            finish=finish,
+            tokens=len(written),
+            seconds=time.perf_counter() - began,
+            first_token_seconds=first_token_seconds,
+            evidence=record.passages(),
+            reread=[record.passage(index) for index in passages],
+        )
+
+    # -- passes ---------------------------------------------------------------------------------
+
+    def _pieces(self, ids: np.ndarray) -> list[Tensor]:
+        return list(torch.from_numpy(ids).split(self.reader.config.chunk_tokens))
+
+    def _pass(self, phase: Phase, ids: np.ndarray, keep_from: int) -> list[Step]:
+        """Let ids [n] go through the model, a chunk at a time."""
+        forward, state = self.reader.forward, self.memory.state
+        return [forward(state, phase, ids, keep_from=keep_from)[0] for ids in self._pieces(ids)]
+
+
+def _looked(step: Step, index: int, token: str, record: AttentionRecord, before: float) -> Looked:
+    share, per_passage = record.add(step)
+    return Looked(
+        phase=step.phase,
+        index=index,
+        token=token,
+        loaded_blocks=step.loaded_blocks,
+        share=share,
+        passages=record.best(per_passage, 3),
+        seconds=time.perf_counter() - before,
+    )

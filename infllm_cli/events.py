@@ -1,0 +1,70 @@
+"""What happens while a document is read and asked: yielded by the reader, drawn by a console."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from infllm_cli.evidence import Passage
+from infllm_cli.memory.step import Phase
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkRead:
+    """A chunk of the document went through the model."""
+
+    tokens: int  # of the document, so far
+    total: int
+    seconds: float
+    blocks: int
+    device_bytes: int
+    host_bytes: int
+    loaded_blocks: int  # per KV head in this step
+
+
+@dataclass(frozen=True, slots=True)
+class Looked:
+    """A step of asking or answering looked into the memory.
+
+    Attributes:
+        share: part of the step's attention mass that lay on the document (the rest: prompt,
+            question, answer so far).
+        passages: where in the document, most attended first, scores as parts of the same mass.
+    """
+
+    phase: Phase
+    index: int
+    token: str
+    loaded_blocks: int
+    share: float
+    passages: list[Passage]
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class TokenOut:
+    """A piece of the answer's text became certain."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """An answer with its evidence.
+
+    Attributes:
+        finish: "stop" (the model ended), "length" (`max_tokens`), "repeat" (a loop was stopped) or
+            "interrupted".
+        seconds: from the question to the last token.
+        first_token_seconds: from the question to the first token.
+        evidence: passages attended most, best first.
+        reread: passages that stood as text beside the question, in document order.
+    """
+
+    question: str
+    text: str
+    finish: str
+    tokens: int
+    seconds: float
+    first_token_seconds: float
+    evidence: list[Passage] = field(default_factory=list)
+    reread: list[Passage] = field(default_factory=list)
