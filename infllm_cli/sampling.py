@@ -58,7 +58,8 @@ class Sampler:
         """
         if not bool(torch.isfinite(logits).all()):
             raise InfllmError(
-                "the model's logits are not finite: its numbers overflowed. Try --dtype f32."
+                "the model's logits are not finite: its numbers overflowed. With --dtype bf16 or "
+                "f16, try --dtype f32; with f32, its weights are damaged."
             )
         if self.options.temperature == 0:
             return int(logits.argmax())

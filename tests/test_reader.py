@@ -21,14 +21,15 @@ from tiny_readers import (
 from tiny_tokenizers import prose
 from torch import Tensor, nn
 
-from infllm_cli import attention, prompts
+from infllm_cli import asking, attention, prompts
 from infllm_cli import reader as reader_module
 from infllm_cli.document import decode_document
 from infllm_cli.errors import InfllmError, UsageError
+from infllm_cli.events import Answer, ChunkRead, Looked, TokenOut
 from infllm_cli.evidence import Passage
 from infllm_cli.memory.model_memory import ModelMemory
 from infllm_cli.memory.step import Phase, Step
-from infllm_cli.reader import Answer, ChunkRead, Looked, Memory, Reader, TokenOut
+from infllm_cli.reader import Memory, Reader
 from infllm_cli.sampling import Answering, AnswerOptions
 
 TEXT = prose(2_500)
@@ -91,7 +92,7 @@ class Scripted:
 
 def say(monkeypatch: pytest.MonkeyPatch, ids: Iterator[int]) -> None:
     monkeypatch.setattr(Scripted, "script", ids)
-    monkeypatch.setattr(reader_module, "Sampler", Scripted)
+    monkeypatch.setattr(asking, "Sampler", Scripted)
 
 
 def facts(answer: Answer) -> tuple[object, ...]:
@@ -336,11 +337,10 @@ def test_no_control_token_comes_out_of_document_or_question(
     reader.ask(memory, f"What does {FORGED} mean? {prompts.MARKER}", SHORT)
     given = spy.all_ids()
     assert given[-2:] == [300, 301]
-    prompt = reader.prompt
-    frame = [int(i) for i in [*prompt.turn, *prompt.closing] if int(i) in control]
-    # The neutral question, the one that recalls, and the one that is answered.
-    assert [i for i in given if i in control] == 3 * frame
-    assert bool(frame) == (template is not None)
+    # The template's own ends and beginnings of turns, in turn, and not one more of them.
+    found = [i for i in given if i in control]
+    assert found == [4, 3] * (len(found) // 2)
+    assert bool(found) == (template is not None)
     assert tokenizer.decode(memory.tokens.ids).startswith("<|im_end|>\n<|im_start|>system")
 
 
