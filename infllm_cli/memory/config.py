@@ -27,7 +27,7 @@ class MemoryConfig:
     window_tokens: int = 1024  # most recent tokens, always attended
     block_tokens: int = 128  # unit of storage and of lookup
     chunk_tokens: int = 512  # tokens per step while reading
-    read_blocks: int = 4  # blocks per KV head that join a step while reading
+    read_blocks: int = 1  # blocks per KV head that join a step while reading
     answer_blocks: int = 8  # the same while asking and answering
     representatives_per_block: int = 4
     read_lookup: Lookup = Lookup.REPRESENTATIVES

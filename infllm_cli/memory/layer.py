@@ -76,6 +76,18 @@ class _Mark:
     copied: Window | None = None
 
 
+def _sum_groups(q: Tensor, kv_heads: int) -> Tensor:
+    """Queries [H, L, d] summed over the heads that share a KV head -> [H_kv, L, d] float32.
+
+    A few additions of whole tensors: a reduction over so short a dimension is slower.
+    """
+    groups = q.unflatten(0, (kv_heads, -1))
+    total = groups[:, 0].float()
+    for index in range(1, groups.shape[1]):
+        total = total + groups[:, index]
+    return total
+
+
 class LayerMemory:
     """Sinks and window on the layer's device, blocks in host memory (InfLLM, arXiv 2402.04617).
 
@@ -127,15 +139,10 @@ class LayerMemory:
         self._make_room(step)
         table = step.table(g.rotary, step.start, step.length)
         rotated = g.rotary.rotate(q, table)
-        by_group = rotated.view(g.kv_heads, -1, step.length, g.head_dim)
-        self.window.push(
-            k,
-            g.rotary.rotate(k, table),
-            v,
-            by_group.sum(dim=1, dtype=torch.float32)
-            if self.window.query_sums is not None
-            else None,
-        )
+        queries = None
+        if self.window.query_sums is not None:
+            queries = _sum_groups(rotated, g.kv_heads)
+        self.window.push(k, g.rotary.rotate(k, table), v, queries)
         blocks = self._lookup(q, step)
         lead = self._place(blocks, step)
         context = slice(self.window.first - lead, self.window.last)
@@ -165,7 +172,8 @@ class LayerMemory:
         far = step.table(g.rotary, self.config.window_tokens, 1)
         kind = self.config.read_lookup if reading else self.config.answer_lookup
         if kind is Lookup.REPRESENTATIVES:
-            summed = q.unflatten(0, (g.kv_heads, -1)).sum(dim=(1, 2), dtype=torch.float32)
+            # Over tokens first: one reduction over two separate dimensions is five times slower.
+            summed = q.sum(dim=1, dtype=torch.float32).unflatten(0, (g.kv_heads, -1)).sum(dim=1)
             query = g.rotary.rotate(summed[:, None], far)[:, 0]
             return lookup.by_representatives(query, self.representatives, wanted).to(HOST)
         blocks, mass = lookup.exact(g.rotary.rotate(q, far), self.arena, g.scaling, wanted)
