@@ -120,9 +120,9 @@ class Asking:
         self, passages: list[int], record: AttentionRecord, start: int, began: float
     ) -> Iterator[Looked | TokenOut | Answer]:
         prompt, state = self.prompt, self.memory.state
-        ids = np.concatenate(
-            [prompt.task_ids(), prompt.question_ids(self.question), prompt.closing]
-        )
+        # The task is the same for every question: where it looks is no evidence.
+        record.calibrate(self._pass(Phase.ASK, prompt.task_ids(), start)[-1])
+        ids = np.concatenate([prompt.question_ids(self.question), prompt.closing])
         logits = None
         for index, piece in enumerate(self._pieces(ids)):
             before = time.perf_counter()

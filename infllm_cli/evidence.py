@@ -68,22 +68,34 @@ class AttentionRecord:
         }
         self._steps = 0
         self._reread: list[tuple[int, int, int]] = []
+        self._reread_neutral = nothing
 
     def reread(self, position: int, token: int, count: int) -> None:
         """Tokens [token, token + count) of the document stand again at `position`."""
         self._reread.append((position, token, count))
 
-    def add(self, step: Step) -> tuple[float, np.ndarray]:
-        """Record a step; its share of mass on the document, and its mass per passage [P]."""
-        total = max(float(step.mass.sum()), 1e-9)
-        mass = mass_on_document(step, self.first, len(self.tokens))
+    def calibrate(self, step: Step) -> None:
+        """A step that has not seen the question yet tells what draws it to re-read passages anyway.
+
+        The passage nearest to the question is looked at most, whatever is asked.
+        """
+        self._reread_neutral = self._mass_on_reread(step)
+
+    def _mass_on_reread(self, step: Step) -> np.ndarray:
+        mass = np.zeros(len(self.tokens))
         for position, token, count in self._reread:
             again = step.mass[position : position + count].double().numpy()
-            mass[token : token + count] += again / total
-        excess = mass - self._neutral[step.phase]
+            mass[token : token + count] += again / max(float(step.mass.sum()), 1e-9)
+        return mass
+
+    def add(self, step: Step) -> tuple[float, np.ndarray]:
+        """Record a step; its share of mass on the document, and its mass per passage [P]."""
+        in_memory = mass_on_document(step, self.first, len(self.tokens))
+        reread = self._mass_on_reread(step)
+        excess = in_memory - self._neutral[step.phase] + reread - self._reread_neutral
         self._excess += excess
         self._steps += 1
-        return float(mass.sum()), np.maximum(self._per_passage(excess), 0)
+        return float(in_memory.sum() + reread.sum()), np.maximum(self._per_passage(excess), 0)
 
     def _per_passage(self, mass: np.ndarray) -> np.ndarray:
         return np.add.reduceat(mass, self.units.borders[:-1])
