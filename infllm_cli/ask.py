@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import resource
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -245,7 +245,7 @@ def as_json(reader: Reader, memory: Memory, answers: list[Answer], evidence: int
             "host_bytes": memory.state.host_bytes,
             "disk_bytes": 0,
             "device_bytes_peak": peak_bytes(reader, memory),
-            "config": asdict(reader.config) | reader.config.as_dict(),
+            "config": reader.config.as_dict(),
         },
         "model": {
             "name": loaded.name,
