@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 import torch
 
-from infllm_cli.document import load_document
+from infllm_cli.document import Document
 from infllm_cli.errors import Interrupted, UsageError
 from infllm_cli.events import Answer, Looked, TokenOut
 from infllm_cli.evidence import Passage
@@ -28,9 +28,8 @@ JSON_SCHEMA = 1
 class AskRequest:
     """What the user asked for, as the command line gives it."""
 
-    file: str
+    document: Document
     questions: list[str]
-    encoding: str | None
     model: str | None
     device: str
     dtype: str
@@ -69,14 +68,12 @@ def run_ask(request: AskRequest, console: Console, out: TextIO = sys.stdout) -> 
         Interrupted: an answer was stopped; it has been written as far as it went.
     """
     options = request.options()
-    if any(not question.strip() for question in request.questions):
-        raise UsageError("a question is empty; give it after the file.")
     if request.evidence < 0:
         raise UsageError(f"--evidence is {request.evidence}; it is a number of passages.")
-    _check_order(request)
-    document = load_document(request.file, sys.stdin.buffer, request.encoding)
-    if document.encoding not in ("utf-8", "ascii"):
-        console.note(f"{document.name} is read as {document.encoding}.")
+    document = request.document
+    for file in document.parts or [document]:
+        if file.encoding not in ("utf-8", "ascii"):
+            console.note(f"{file.name} is read as {file.encoding}.")
     console.stage("loading the model")
     reader = Reader.load(
         request.model,
@@ -119,22 +116,6 @@ def run_ask(request: AskRequest, console: Console, out: TextIO = sys.stdout) -> 
         out.flush()
     if interrupted:
         raise Interrupted
-
-
-def _check_order(request: AskRequest) -> None:
-    first = request.questions[0]
-    if request.file != "-" and not Path(request.file).exists() and _is_file(first):
-        raise UsageError(
-            f"there is no file {request.file!r}, but {first!r} is one. "
-            'The file comes first: infllm ask FILE "QUESTION".'
-        )
-
-
-def _is_file(text: str) -> bool:
-    try:
-        return Path(text).is_file()
-    except (OSError, ValueError):
-        return False
 
 
 def _ask_one(
@@ -197,8 +178,9 @@ def peak_process_bytes() -> int:
     return peak if sys.platform == "darwin" else peak * 1024
 
 
-def _passage(passage: Passage) -> dict[str, Any]:
+def _passage(passage: Passage, document: Document) -> dict[str, Any]:
     return {
+        "file": passage.file or document.name,
         "lines": list(passage.lines),
         "text": passage.text,
         "score": round(passage.score, 6),
@@ -218,6 +200,16 @@ def as_json(reader: Reader, memory: Memory, answers: list[Answer], evidence: int
             "lines": document.lines,
             "tokens": len(memory.tokens),
             "sha256": document.sha256,
+            "files": [
+                {
+                    "name": file.name,
+                    "bytes": file.size_bytes,
+                    "encoding": file.encoding,
+                    "lines": file.lines,
+                    "sha256": file.sha256,
+                }
+                for file in document.parts or [document]
+            ],
         },
         "read": {
             "tokens": memory.read_tokens,
@@ -234,8 +226,8 @@ def as_json(reader: Reader, memory: Memory, answers: list[Answer], evidence: int
                 "tokens": answer.tokens,
                 "seconds": round(answer.seconds, 3),
                 "first_token_seconds": round(answer.first_token_seconds, 3),
-                "evidence": [_passage(passage) for passage in answer.evidence[:most]],
-                "reread": [_passage(passage) for passage in answer.reread],
+                "evidence": [_passage(passage, document) for passage in answer.evidence[:most]],
+                "reread": [_passage(passage, document) for passage in answer.reread],
             }
             for answer in answers
         ],

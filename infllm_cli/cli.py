@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, BinaryIO
 
 import typer
 
@@ -53,6 +53,16 @@ class AnsweringChoice(str, enum.Enum):
     MEMORY = "memory"
 
 
+FilesOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--file",
+        "-f",
+        metavar="FILE",
+        help="A further file of the same document; may be repeated.",
+        show_default=False,
+    ),
+]
 ADVANCED = "Advanced: sizes of the memory"
 ModelOption = Annotated[
     str | None,
@@ -97,8 +107,14 @@ def root(
 def ask(
     file: Annotated[str, typer.Argument(help="The document; - is standard input.")],
     questions: Annotated[
-        list[str], typer.Argument(metavar="QUESTION...", help="One or several, on one read.")
-    ],
+        list[str] | None,
+        typer.Argument(metavar="QUESTION...", help="One or several, on one read."),
+    ] = None,
+    more_files: FilesOption = None,
+    questions_file: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="Further questions, one per line; - is standard input."),
+    ] = None,
     model: ModelOption = None,
     device: Annotated[
         str, typer.Option(envvar="INFLLM_DEVICE", help="auto, cpu, cuda, cuda:1, ...")
@@ -152,16 +168,20 @@ def ask(
 ) -> None:
     """Read FILE once and answer each QUESTION; answers go to standard output."""
     from infllm_cli.console import open_console
+    from infllm_cli.files import load_files
+    from infllm_cli.questions import gather_questions
 
     console = open_console(quiet=quiet, keep_rows=stats)
     with console:
         console.stage("starting")
+        files = [file, *(more_files or [])]
+        asked = gather_questions(questions or [], questions_file, files, _stdin())
+        document = load_files(files, _stdin(), encoding, console.note)
         from infllm_cli.ask import AskRequest, run_ask
 
         request = AskRequest(
-            file=file,
-            questions=questions,
-            encoding=encoding,
+            document=document,
+            questions=asked,
             model=model,
             device=device,
             dtype=dtype.value,
@@ -183,6 +203,11 @@ def ask(
             },
         )
         run_ask(request, console)
+
+
+def _stdin() -> BinaryIO | None:
+    """Standard input, which a parent process may have closed."""
+    return sys.stdin.buffer if sys.stdin is not None else None
 
 
 def _cache(cache_dir: Path | None) -> Path:

@@ -375,7 +375,8 @@ def _where(passages: list[Passage]) -> str:
 
 def _lines(passage: Passage) -> str:
     first, last = passage.lines
-    return f"line {first}" if first == last else f"lines {first}-{last}"
+    lines = f"line {first}" if first == last else f"lines {first}-{last}"
+    return f"{passage.file}, {lines}" if passage.file else lines
 
 
 def _short(text: str, most: int = 60) -> str:

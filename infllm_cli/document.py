@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
-from infllm_cli.errors import DocumentError, UsageError
+from infllm_cli.errors import DocumentError, EmptyDocument, UsageError
 from infllm_cli.formats import (
     ASK,
     HEAD_BYTES,
@@ -50,6 +50,26 @@ _PLAUSIBLE = (
 )
 
 
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One file of a document that was joined from several.
+
+    Attributes:
+        name, encoding, size_bytes, sha256, lines: As of a `Document` of its own.
+        heading: Where the file's heading begins in the joined text.
+        start, end: The characters of the joined text that are the file's own.
+    """
+
+    name: str
+    encoding: str
+    size_bytes: int
+    sha256: str
+    lines: int
+    heading: int
+    start: int
+    end: int
+
+
 @dataclass(frozen=True, eq=False)
 class Document:
     """A decoded document and where its lines are.
@@ -63,6 +83,7 @@ class Document:
         sha256: Hexadecimal digest of the bytes.
         line_starts: ``[lines]`` int64, the character where each line starts. CRLF, LF and a lone
             CR are one line end each, so line numbers are the file's own.
+        parts: The files it was joined from, see `infllm_cli.files`; none for a single file.
     """
 
     name: str
@@ -71,6 +92,7 @@ class Document:
     size_bytes: int
     sha256: str
     line_starts: np.ndarray
+    parts: tuple[Part, ...] = ()
 
     @property
     def lines(self) -> int:
@@ -84,6 +106,30 @@ class Document:
     def lines_of(self, start: int, end: int) -> tuple[int, int]:
         """Return the first and last line, 1-based and inclusive, of the characters [start, end)."""
         return self.line_of(start), self.line_of(max(start, end - 1))
+
+    def own(self, start: int, end: int) -> tuple[Part | None, int, int]:
+        """Cut the characters [start, end) down to one file's own text: no heading, no neighbour.
+
+        Of a heading alone, the first line below it remains.
+        """
+        if not self.parts:
+            return None, start, end
+        part = max(self.parts, key=lambda p: min(end, p.end) - max(start, p.heading))
+        low, high = max(start, part.start), min(end, part.end)
+        if low >= high:
+            low = part.start
+            line_end = self.text.find("\n", low, part.end)
+            high = part.end if line_end < 0 else line_end
+        return part, low, high
+
+    def place(self, start: int, end: int) -> tuple[str | None, tuple[int, int]]:
+        """Return the file and its lines that hold [start, end); no file's name for a single one."""
+        part, start, end = self.own(start, end)
+        first, last = self.lines_of(start, end)
+        if part is None:
+            return None, (first, last)
+        before = self.line_of(part.start) - 1
+        return part.name, (first - before, last - before)
 
 
 def load_document(
@@ -140,10 +186,10 @@ def decode_document(data: bytes, name: str, encoding: str | None = None) -> Docu
     refuse_formats(data[:HEAD_BYTES], name)
     text, used = _decode(data, name, encoding)
     if not data:
-        raise DocumentError(f"{name} is empty; there is nothing to read")
+        raise EmptyDocument(f"{name} is empty; there is nothing to read")
     if not text or text.isspace():
         what = "white space" if text else "a byte order mark"
-        raise DocumentError(f"{name} holds only {what}; there is nothing to read")
+        raise EmptyDocument(f"{name} holds only {what}; there is nothing to read")
     if "\0" in text:
         raise DocumentError(
             f"{name} has NUL characters ({used}), so it is not plain text; "
@@ -157,7 +203,7 @@ def decode_document(data: bytes, name: str, encoding: str | None = None) -> Docu
         encoding=used,
         size_bytes=len(data),
         sha256=hashlib.sha256(data).hexdigest(),
-        line_starts=_line_starts(text, name, used),
+        line_starts=find_lines(text, name, used),
     )
 
 
@@ -311,8 +357,12 @@ def _sample(data: bytes) -> bytes:
 # --- lines -----------------------------------------------------------------------------------
 
 
-def _line_starts(text: str, name: str, encoding: str) -> np.ndarray:
-    """Return ``[lines]`` int64: where each line of ``text`` starts, in characters."""
+def find_lines(text: str, name: str, encoding: str) -> np.ndarray:
+    """Return ``[lines]`` int64: where each line of ``text`` starts, in characters.
+
+    Raises:
+        DocumentError: Half a surrogate pair, which is no character.
+    """
     import numpy as np
 
     starts = [np.zeros(1, np.int64)]

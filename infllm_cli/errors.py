@@ -21,6 +21,10 @@ class DocumentError(InfllmError):
     exit_code = 3
 
 
+class EmptyDocument(DocumentError):
+    """A document without any text; among several files it is left out."""
+
+
 class ModelError(InfllmError):
     """A model that cannot be found, loaded or vouched for."""
 

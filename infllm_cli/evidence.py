@@ -20,11 +20,13 @@ class Passage:
         lines: first and last line, 1-based, both included, as the file counts them.
         text: the document's own text.
         score: share of the attention mass, see `AttentionRecord`.
+        file: which one, where the document was joined from several.
     """
 
     lines: tuple[int, int]
     text: str
     score: float
+    file: str | None = None
 
 
 def mass_on_document(step: Step, first: int, tokens: int) -> np.ndarray:
@@ -117,8 +119,10 @@ class AttentionRecord:
         """Passage `index` of the document."""
         first, last = self.units.borders[index], self.units.borders[index + 1] - 1
         start, end = int(self.tokens.spans[first, 0]), int(self.tokens.spans[last, 1])
+        _, start, end = self.document.own(start, end)
         text = self.document.text[start:end]
         # Lines of the words, not of the blank lines around them.
         start += len(text) - len(text.lstrip())
         end -= len(text) - len(text.rstrip())
-        return Passage(self.document.lines_of(start, max(end, start + 1)), text.strip(), score)
+        file, lines = self.document.place(start, max(end, start + 1))
+        return Passage(lines, text.strip(), score, file)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -44,8 +45,12 @@ class Passages:
         return np.diff(at)
 
 
-def cut_passages(text: str, tokens: Tokens) -> Passages:
-    """Cut a document at the best border near every `TARGET_TOKENS` tokens."""
+def cut_passages(text: str, tokens: Tokens, cuts: Sequence[int] = ()) -> Passages:
+    """Cut a document at the best border near every `TARGET_TOKENS` tokens.
+
+    Args:
+        cuts: characters where a border must be: no passage reaches from one file into the next.
+    """
     starts = tokens.spans[:, 0]
     total = len(starts)
     cost = np.full(total + 1, np.iinfo(np.int64).max // 2)
@@ -54,11 +59,13 @@ def cut_passages(text: str, tokens: Tokens) -> Passages:
         # The first token that starts at or behind the border; tokens may begin with its space.
         cost[np.searchsorted(starts, ends - 1, side="left")] = _PENALTY[kind]
     borders = [0]
-    while total - borders[-1] > MOST_TOKENS:
-        low = borders[-1] + LEAST_TOKENS
-        window = np.arange(low, borders[-1] + MOST_TOKENS + 1)
-        away = np.abs(window - (borders[-1] + TARGET_TOKENS))
-        best = int(np.argmin(np.minimum(cost[window], 10**6) + away))
-        borders.append(int(window[best]))
-    borders.append(total)
+    for end in [*np.searchsorted(starts, np.asarray(cuts, np.int64)).tolist(), total]:
+        while end - borders[-1] > MOST_TOKENS:
+            low = borders[-1] + LEAST_TOKENS
+            window = np.arange(low, borders[-1] + MOST_TOKENS + 1)
+            away = np.abs(window - (borders[-1] + TARGET_TOKENS))
+            best = int(np.argmin(np.minimum(cost[window], 10**6) + away))
+            borders.append(int(window[best]))
+        if end > borders[-1]:
+            borders.append(end)
     return Passages(np.asarray(borders, dtype=np.int64))

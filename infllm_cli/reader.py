@@ -172,7 +172,7 @@ class Reader:
             whole_tokens=trained if whole else 0,
         )
         state.reserve(context + reserve_tokens)
-        passages = cut_passages(document.text, tokens)
+        passages = cut_passages(document.text, tokens, [part.heading for part in document.parts])
         return Memory(document, tokens, len(self.prompt.prefix), state, passages, whole)
 
     def read_steps(self, memory: Memory) -> Iterator[ChunkRead]:
