@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 
 
 def main() -> None:
     """Run the command line; exits with the documented codes."""
+    _mend_streams()
     # Third parties' progress bars and advice are not for our users.
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     from infllm_cli.cli import app
-    from infllm_cli.errors import InfllmError, Interrupted
+    from infllm_cli.errors import CapacityError, InfllmError, Interrupted
+    from infllm_cli.interrupts import install
 
+    install()
     try:
         app()
     except InfllmError as error:
@@ -27,20 +31,42 @@ def main() -> None:
         _say("infllm: interrupted.")
         sys.exit(Interrupted.exit_code)
     except BrokenPipeError:
-        # The reader of our output has what it wanted (`| head`). Python would complain once more
-        # while closing the stream.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        # The reader of our output has what it wanted (`| head`).
+        _close_output()
         sys.exit(0)
+    except OSError as error:
+        # What is not turned into an error where it happens: writing the answer.
+        _close_output()
+        _say(f"infllm: the answer cannot be written: {error.strerror or error}.")
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+        sys.exit(CapacityError.exit_code if full else InfllmError.exit_code)
     except MemoryError:
         _say("infllm: out of memory. Choose a smaller --model or --window.")
         sys.exit(5)
 
 
+def _mend_streams() -> None:
+    """Have three streams that can be used, whatever the parent process left of them."""
+    for name, mode in (("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:  # closed by the parent (`>&-`)
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115, PTH123
+    if hasattr(sys.stdout, "reconfigure"):
+        # A character that the terminal's encoding does not have must not cost the answer.
+        sys.stdout.reconfigure(errors="backslashreplace")
+
+
+def _close_output() -> None:
+    """Let nobody try to write what is left: Python would complain while closing the stream."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 def _say(message: str) -> None:
+    from infllm_cli.wording import visible
+
     try:
-        sys.stderr.write(message + "\n")
+        sys.stderr.write(visible(message) + "\n")
         sys.stderr.flush()
-    except (BrokenPipeError, ValueError):
+    except (OSError, ValueError):
         pass
 
 

@@ -17,6 +17,7 @@ from infllm_cli.events import Answer, Looked, TokenOut
 from infllm_cli.evidence import Passage
 from infllm_cli.reader import Memory, Reader
 from infllm_cli.sampling import Answering, AnswerOptions
+from infllm_cli.wording import visible
 
 if TYPE_CHECKING:
     from infllm_cli.console import Console
@@ -60,7 +61,7 @@ class AskRequest:
         )
 
 
-def run_ask(request: AskRequest, console: Console, out: TextIO = sys.stdout) -> None:
+def run_ask(request: AskRequest, console: Console, out: TextIO) -> None:
     """Read, ask, answer.
 
     Raises:
@@ -96,8 +97,16 @@ def run_ask(request: AskRequest, console: Console, out: TextIO = sys.stdout) -> 
         allow_whole=all(size is None for size in request.sizes.values()),
     )
     console.begin_reading(document.name, memory)
-    for event in reader.read_steps(memory):
-        console.chunk_read(event)
+    try:
+        for event in reader.read_steps(memory):
+            console.chunk_read(event)
+    except KeyboardInterrupt:
+        console.close()
+        console.note(
+            f"interrupted after {memory.read_tokens:,} of {len(memory.tokens):,} tokens; "
+            "nothing of them is kept."
+        )
+        raise Interrupted from None
     console.end_reading(memory)
     answers: list[Answer] = []
     interrupted = False
@@ -131,6 +140,8 @@ def _ask_one(
     """Stream one answer; a Ctrl-C ends it where it is."""
     console.begin_answer(question)
     live = console.shows_answer and not silent
+    # A terminal obeys control characters, which the document may have taught the model.
+    safe = visible if out.isatty() else str
     if number and not silent:
         out.write("\n")
     written = ""
@@ -146,7 +157,7 @@ def _ask_one(
                 written += text
                 console.token(text)
                 if not (silent or live):
-                    out.write(text)
+                    out.write(safe(text))
                     out.flush()
             elif isinstance(event, Looked):
                 console.looked(event)
@@ -156,8 +167,9 @@ def _ask_one(
     assert answer is not None
     console.end_answer(answer)
     if not silent:
-        out.write(written.rstrip("\n") + "\n" if live else "\n")
+        out.write(safe(written.rstrip("\n")) + "\n" if live else "\n")
         out.flush()
+    console.say_why_it_ended(answer)
     return answer
 
 

@@ -10,6 +10,8 @@ from typing import Annotated, BinaryIO
 import typer
 
 from infllm_cli import __version__
+from infllm_cli.config_file import config_path, load_config
+from infllm_cli.errors import Interrupted
 
 EXAMPLES = """\b
 Examples:
@@ -84,7 +86,10 @@ CacheOption = Annotated[
         file_okay=False,
     ),
 ]
-QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Nothing on standard error.")]
+QuietOption = Annotated[
+    bool,
+    typer.Option("--quiet", "-q", envvar="INFLLM_QUIET", help="Nothing on standard error."),
+]
 
 
 def _version(value: bool) -> None:
@@ -95,12 +100,17 @@ def _version(value: bool) -> None:
 
 @app.callback()
 def root(
+    context: typer.Context,
     version: Annotated[
         bool,
         typer.Option("--version", callback=_version, is_eager=True, help="Print the version."),
     ] = False,
 ) -> None:
     """Ask questions about documents of any length, on bounded memory."""
+    if not {"-h", "--help"} & set(sys.argv):  # help must come whatever the file holds
+        values = load_config(config_path())
+        models = dict.fromkeys(("list", "pull", "show"), values)
+        context.default_map = {"ask": values, "plan": values, "model": models}
 
 
 @app.command(epilog=EXAMPLES + "\n" + EXIT_CODES)
@@ -125,10 +135,16 @@ def ask(
     encoding: Annotated[
         str | None, typer.Option(help="Of the document.", show_default="found out")
     ] = None,
-    max_tokens: Annotated[int, typer.Option(help="Longest answer, in tokens.")] = 256,
-    temperature: Annotated[float, typer.Option(help="0: the likeliest token.")] = 0.0,
-    top_p: Annotated[float, typer.Option(help="Draw from the likeliest tokens.")] = 1.0,
-    seed: Annotated[int, typer.Option(help="Of the draws.")] = 0,
+    max_tokens: Annotated[
+        int, typer.Option(envvar="INFLLM_MAX_TOKENS", help="Longest answer, in tokens.")
+    ] = 256,
+    temperature: Annotated[
+        float, typer.Option(envvar="INFLLM_TEMPERATURE", help="0: the likeliest token.")
+    ] = 0.0,
+    top_p: Annotated[
+        float, typer.Option(envvar="INFLLM_TOP_P", help="Draw from the likeliest tokens.")
+    ] = 1.0,
+    seed: Annotated[int, typer.Option(envvar="INFLLM_SEED", help="Of the draws.")] = 0,
     answering: Annotated[
         AnsweringChoice,
         typer.Option(
@@ -137,33 +153,58 @@ def ask(
         ),
     ] = AnsweringChoice.BOTH,
     evidence: Annotated[
-        int, typer.Option(metavar="N", help="Print the N passages attended most, with lines.")
+        int,
+        typer.Option(
+            envvar="INFLLM_EVIDENCE",
+            metavar="N",
+            help="Print the N passages attended most, with lines.",
+        ),
     ] = 0,
-    stats: Annotated[bool, typer.Option("--stats", help="Keep the row of every step.")] = False,
+    stats: Annotated[
+        bool, typer.Option("--stats", envvar="INFLLM_STATS", help="Keep the row of every step.")
+    ] = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="One JSON object on standard output.")
     ] = False,
     quiet: QuietOption = False,
     cache_dir: CacheOption = None,
     window: Annotated[
-        int | None, typer.Option(help="Local window, tokens.", rich_help_panel=ADVANCED)
+        int | None,
+        typer.Option(
+            envvar="INFLLM_WINDOW", help="Local window, tokens.", rich_help_panel=ADVANCED
+        ),
     ] = None,
     sinks: Annotated[
-        int | None, typer.Option(help="First tokens kept.", rich_help_panel=ADVANCED)
+        int | None,
+        typer.Option(envvar="INFLLM_SINKS", help="First tokens kept.", rich_help_panel=ADVANCED),
     ] = None,
     blocks: Annotated[
         int | None,
-        typer.Option(help="Blocks loaded while answering.", rich_help_panel=ADVANCED),
+        typer.Option(
+            envvar="INFLLM_BLOCKS", help="Blocks loaded while answering.", rich_help_panel=ADVANCED
+        ),
     ] = None,
     read_blocks: Annotated[
-        int | None, typer.Option(help="Blocks loaded while reading.", rich_help_panel=ADVANCED)
+        int | None,
+        typer.Option(
+            envvar="INFLLM_READ_BLOCKS",
+            help="Blocks loaded while reading.",
+            rich_help_panel=ADVANCED,
+        ),
     ] = None,
     chunk: Annotated[
-        int | None, typer.Option(help="Tokens per reading step.", rich_help_panel=ADVANCED)
+        int | None,
+        typer.Option(
+            envvar="INFLLM_CHUNK", help="Tokens per reading step.", rich_help_panel=ADVANCED
+        ),
     ] = None,
     reread_tokens: Annotated[
         int,
-        typer.Option(help="Passages read again, tokens.", rich_help_panel=ADVANCED),
+        typer.Option(
+            envvar="INFLLM_REREAD_TOKENS",
+            help="Passages read again, tokens.",
+            rich_help_panel=ADVANCED,
+        ),
     ] = 480,
 ) -> None:
     """Read FILE once and answer each QUESTION; answers go to standard output."""
@@ -202,7 +243,12 @@ def ask(
                 "chunk_tokens": chunk,
             },
         )
-        run_ask(request, console)
+        try:
+            run_ask(request, console, sys.stdout)
+        except KeyboardInterrupt:
+            console.close()
+            console.note("interrupted.")
+            raise Interrupted from None
 
 
 def _stdin() -> BinaryIO | None:

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import os
 import sys
-import time
 from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from infllm_cli.wording import duration, place, places, row, size, visible
+
 if TYPE_CHECKING:
     from infllm_cli.events import Answer, ChunkRead, Looked
-    from infllm_cli.evidence import Passage
     from infllm_cli.reader import Memory, Reader
 
 LIVE_ROWS = 6
@@ -64,7 +64,17 @@ class Console:
         """A piece of the answer."""
 
     def end_answer(self, answer: Answer) -> None:
-        """The answer is complete."""
+        """The answer is complete, and is about to be written."""
+
+    def say_why_it_ended(self, answer: Answer) -> None:
+        """Where it was not the model that ended the answer; the answer has been written."""
+        reason = {
+            "length": "the answer was cut at --max-tokens.",
+            "repeat": "the answer began to loop and was stopped.",
+            "interrupted": "interrupted; the answer so far has been written.",
+        }.get(answer.finish)
+        if reason is not None:
+            self.note(reason)
 
     def evidence(self, answer: Answer, most: int) -> None:
         """Show the passages attended most."""
@@ -83,7 +93,7 @@ class PlainConsole(Console):
         self._stage = ""
 
     def _line(self, text: str) -> None:
-        self._write(f"infllm: {text}\n")
+        self._write(f"infllm: {visible(text)}\n")
 
     def stage(self, text: str) -> None:
         """One line."""
@@ -113,20 +123,20 @@ class PlainConsole(Console):
             left = (event.total - event.tokens) / max(speed, 1e-9)
             self._line(
                 f"read {event.tokens} of {event.total} tokens, {speed:.0f}/s, "
-                f"{_seconds(left)} left, {event.blocks} blocks, {_bytes(event.host_bytes)}"
+                f"{duration(left)} left, {event.blocks} blocks, {size(event.host_bytes)}"
             )
 
     def looked(self, event: Looked) -> None:
         """A line per step, where asked for."""
         if self._keep_rows:
-            self._line(_row(event, with_text=True))
+            self._line(row(event))
 
     def evidence(self, answer: Answer, most: int) -> None:
         """The passages with their lines."""
         for passage in answer.evidence[:most]:
-            self._line(f"evidence {_lines(passage)}, score {passage.score:.3f}")
-            for line in passage.text.splitlines():
-                self._write(f"    {line}\n")
+            self._line(f"evidence {place(passage)}, score {passage.score:.3f}")
+            for line in passage.text.split("\n"):
+                self._write(f"    {visible(line)}\n")
 
     def report(self, reader: Reader, memory: Memory, answers: list[Answer], peak: int) -> None:
         """One line, or one per fact with `--stats`."""
@@ -180,14 +190,15 @@ class LiveConsole(Console):
             self._live.stop()
             self._live = None
 
-    def _print(self, text: Any, style: str | None = None) -> None:
-        self._rich.print(text, style=style, soft_wrap=True)
+    def _print(self, text: str, style: str | None = None) -> None:
+        self._rich.print(visible(text), style=style, soft_wrap=True)
 
     def stage(self, text: str) -> None:
         """A spinner."""
         from rich.spinner import Spinner
+        from rich.text import Text
 
-        self._show(Spinner("dots", text=f"{text} ..."))
+        self._show(Spinner("dots", text=Text(f"{visible(text)} ...")))
 
     def note(self, text: str) -> None:
         """A line that stays."""
@@ -196,11 +207,12 @@ class LiveConsole(Console):
     def fetching(self, stage: str, done: int, total: int) -> None:
         """A bar for bytes or steps."""
         from rich.spinner import Spinner
+        from rich.text import Text
 
         part = f" {100 * done // total} %" if total else ""
         if self._live is None:
             self._show(Spinner("dots"))
-        self._live.update(Spinner("dots", text=f"{stage}{part} ..."))
+        self._live.update(Spinner("dots", text=Text(f"{visible(stage)}{part} ...")))
 
     def begin_reading(self, name: str, memory: Memory) -> None:
         """The bar: tokens, speed, time left, blocks, bytes per tier."""
@@ -230,8 +242,8 @@ class LiveConsole(Console):
             speed=f"{event.tokens / max(event.seconds, 1e-9):.0f}/s",
         )
         self._tiers.plain = (
-            f"        {event.blocks} blocks per layer, {_bytes(event.host_bytes)} on the host, "
-            f"{_bytes(event.device_bytes)} on the device"
+            f"        {event.blocks} blocks per layer, {size(event.host_bytes)} on the host, "
+            f"{size(event.device_bytes)} on the device"
         )
 
     def end_reading(self, memory: Memory) -> None:
@@ -249,7 +261,7 @@ class LiveConsole(Console):
         """A row of the table, or with `--stats` a line that stays."""
         self._rows.append(event)
         if self._keep_rows:
-            self._print(_row(event, with_text=True), style="dim")
+            self._print(row(event), style="dim")
         if self._live is not None:
             self._live.update(self._table())
 
@@ -272,24 +284,19 @@ class LiveConsole(Console):
         for event in self._rows:
             table.add_row(
                 f"{event.phase.value} {event.index + 1}",
-                Text(event.token.replace("\n", " ")),
+                Text(visible(event.token.replace("\n", " "))),
                 f"{100 * event.share:.0f} %",
-                Text(_where(event.passages)),
+                Text(visible(places(event.passages))),
             )
         if not self.shows_answer:
             return table
-        tail = self._text[-600:]
-        return Group(Text(self._question, style="dim"), table, Text(tail))
+        tail = visible(self._text[-600:])
+        question = visible(" ".join(self._question[:200].split()))
+        return Group(Text(question, style="dim"), table, Text(tail))
 
     def end_answer(self, answer: Answer) -> None:
         """Take the table away; the answer follows on standard output."""
         self.close()
-        if answer.finish in ("length", "repeat"):
-            reason = {
-                "length": "the answer was cut at --max-tokens",
-                "repeat": "the answer began to loop and was stopped",
-            }
-            self.note(reason[answer.finish] + ".")
 
     def evidence(self, answer: Answer, most: int) -> None:
         """The passages with their lines."""
@@ -297,8 +304,8 @@ class LiveConsole(Console):
         from rich.text import Text
 
         for passage in answer.evidence[:most]:
-            self._print(f"{_lines(passage)}  score {passage.score:.3f}", style="bold")
-            self._rich.print(Padding(Text(passage.text), (0, 0, 1, 4)))
+            self._print(f"{place(passage)}  score {passage.score:.3f}", style="bold")
+            self._rich.print(Padding(Text(visible(passage.text)), (0, 0, 1, 4)))
 
     def report(self, reader: Reader, memory: Memory, answers: list[Answer], peak: int) -> None:
         """A small table."""
@@ -307,7 +314,7 @@ class LiveConsole(Console):
 
         table = Table(box=None, show_header=False, pad_edge=False)
         for name, value in _facts(reader, memory, answers, peak):
-            table.add_row(Text(name, style="dim"), Text(value, style="dim"))
+            table.add_row(Text(name, style="dim"), Text(visible(value), style="dim"))
         self._rich.print(table)
 
 
@@ -340,58 +347,17 @@ def _facts(
         (
             "read",
             f"{memory.read_tokens:,} of {len(memory.tokens):,} tokens in "
-            f"{_seconds(memory.read_seconds)}, {speed:.0f}/s",
+            f"{duration(memory.read_seconds)}, {speed:.0f}/s",
         ),
     ]
     if memory.whole:
         facts.append(("memory", "attended whole, no blocks"))
     else:
         facts.append(("memory", f"{state.blocks} blocks of {state.config.block_tokens} per layer"))
-    facts.append(("host", _bytes(state.host_bytes)))
-    facts.append(("device", f"{_bytes(peak)} at most"))
-    facts.append(("process", f"{_bytes(peak_process_bytes())} at most"))
+    facts.append(("host", size(state.host_bytes)))
+    facts.append(("device", f"{size(peak)} at most"))
+    facts.append(("process", f"{size(peak_process_bytes())} at most"))
     tokens = sum(answer.tokens for answer in answers)
     seconds = sum(answer.seconds for answer in answers)
-    facts.append(("answered", f"{tokens} tokens in {_seconds(seconds)}"))
+    facts.append(("answered", f"{tokens} tokens in {duration(seconds)}"))
     return facts
-
-
-def _row(event: Looked, with_text: bool) -> str:
-    head = f"{event.phase.value} {event.index + 1}"
-    token = f" {event.token!r}" if event.token else ""
-    parts = [
-        f"{head}{token}: document {100 * event.share:.0f} %, {event.loaded_blocks} blocks, "
-        f"{1000 * event.seconds:.0f} ms"
-    ]
-    for passage in event.passages:
-        text = f" {_short(passage.text)}" if with_text else ""
-        parts.append(f"{_lines(passage)} {100 * passage.score:.1f} %{text}")
-    return "; ".join(parts)
-
-
-def _where(passages: list[Passage]) -> str:
-    return "   ".join(f"{_lines(p)} {100 * p.score:.1f} %" for p in passages)
-
-
-def _lines(passage: Passage) -> str:
-    first, last = passage.lines
-    lines = f"line {first}" if first == last else f"lines {first}-{last}"
-    return f"{passage.file}, {lines}" if passage.file else lines
-
-
-def _short(text: str, most: int = 60) -> str:
-    one_line = " ".join(text.split())
-    return f"“{one_line[: most - 1]}…”" if len(one_line) > most else f"“{one_line}”"
-
-
-def _bytes(count: int) -> str:
-    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if count >= size:
-            return f"{count / size:.1f} {unit}"
-    return f"{count} bytes"
-
-
-def _seconds(seconds: float) -> str:
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    return time.strftime("%H:%M:%S", time.gmtime(seconds)).removeprefix("00:")
