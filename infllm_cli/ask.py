@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 import torch
 
+from infllm_cli import machine, speeds
 from infllm_cli.document import Document
 from infllm_cli.errors import Interrupted, UsageError
 from infllm_cli.events import Answer, Looked, TokenOut
 from infllm_cli.evidence import Passage
+from infllm_cli.models.catalog import default_cache_dir
 from infllm_cli.reader import Memory, Reader
 from infllm_cli.sampling import Answering, AnswerOptions
 from infllm_cli.wording import visible
@@ -43,6 +45,7 @@ class AskRequest:
     reread_tokens: int
     evidence: int
     as_json: bool
+    host_limit: str | None
     sizes: dict[str, int | None]
 
     def options(self) -> AnswerOptions:
@@ -71,6 +74,10 @@ def run_ask(request: AskRequest, console: Console, out: TextIO) -> None:
     options = request.options()
     if request.evidence < 0:
         raise UsageError(f"--evidence is {request.evidence}; it is a number of passages.")
+    if request.host_limit is None:
+        host_limit = machine.available_memory()
+    else:
+        host_limit = machine.parse_size(request.host_limit, "--host-limit")
     document = request.document
     for file in document.parts or [document]:
         if file.encoding not in ("utf-8", "ascii"):
@@ -95,6 +102,7 @@ def run_ask(request: AskRequest, console: Console, out: TextIO) -> None:
         reserve_tokens=reader.reserve_for(request.questions, options),
         # Sizes given by hand are meant for the tiers.
         allow_whole=all(size is None for size in request.sizes.values()),
+        host_limit_bytes=host_limit,
     )
     console.begin_reading(document.name, memory)
     try:
@@ -108,6 +116,15 @@ def run_ask(request: AskRequest, console: Console, out: TextIO) -> None:
         )
         raise Interrupted from None
     console.end_reading(memory)
+    loaded = reader.loaded
+    speeds.remember(
+        request.cache_dir or default_cache_dir(),
+        loaded.name,
+        str(loaded.device),
+        dtype_name(loaded.dtype),
+        memory.read_tokens,
+        memory.read_seconds,
+    )
     answers: list[Answer] = []
     interrupted = False
     for number, question in enumerate(request.questions):
@@ -171,6 +188,11 @@ def _ask_one(
         out.flush()
     console.say_why_it_ended(answer)
     return answer
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """As in "bfloat16"."""
+    return str(dtype).removeprefix("torch.")
 
 
 def peak_bytes(reader: Reader, memory: Memory) -> int:
@@ -254,7 +276,7 @@ def as_json(reader: Reader, memory: Memory, answers: list[Answer], evidence: int
         "model": {
             "name": loaded.name,
             "architecture": loaded.architecture,
-            "dtype": str(loaded.dtype).removeprefix("torch."),
+            "dtype": dtype_name(loaded.dtype),
             "device": str(loaded.device),
             "trained_length": loaded.trained_length,
         },

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import enum
 import sys
 from pathlib import Path
 from typing import Annotated, BinaryIO
@@ -11,24 +10,38 @@ import typer
 
 from infllm_cli import __version__
 from infllm_cli.config_file import config_path, load_config
-from infllm_cli.errors import Interrupted
+from infllm_cli.errors import Interrupted, UsageError
+from infllm_cli.options import (
+    ADVANCED,
+    EXAMPLES,
+    EXIT_CODES,
+    PLAN_EXAMPLES,
+    ROOT_EXAMPLES,
+    AnsweringChoice,
+    Blocks,
+    Cache,
+    Chunk,
+    Device,
+    Dtype,
+    Encoding,
+    Files,
+    HostLimit,
+    Json,
+    Model,
+    Precision,
+    Quiet,
+    ReadBlocks,
+    Sinks,
+    Window,
+)
 
-EXAMPLES = """\b
-Examples:
-  infllm ask book.txt "Who is the harpooneer who shares a bed with Ishmael?"
-  infllm ask contract.txt "Which law governs?" "What is the notice period?"
-  cat notes/*.md | infllm ask - "What was decided about the roof?"
-  infllm ask server.log "When did the disk fill up?" --evidence 3
-  infllm ask book.txt "Who is Ahab?" --json | jq -r '.answers[0].answer'
-"""
-EXIT_CODES = """\b
-Exit codes: 0 answered, 1 failure while running, 2 usage, 3 document unusable,
-4 model unusable, 5 out of memory or disk, 130 interrupted.
-"""
+ABOUT = "Ask questions about documents of any length, on bounded memory."
+ASK = "Read FILE once and answer each QUESTION; answers go to standard output."
+PLAN = "What reading FILE would take: tokens, memory by policy, time. Loads no weights."
 
 app = typer.Typer(
     name="infllm",
-    help="Ask questions about documents of any length, on bounded memory.",
+    help=f"{ABOUT}\n\n{ROOT_EXAMPLES}",
     epilog=EXIT_CODES,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -37,59 +50,6 @@ app = typer.Typer(
 )
 model_app = typer.Typer(help="List, fetch and describe models.", no_args_is_help=True)
 app.add_typer(model_app, name="model", rich_help_panel=None)
-
-
-class Dtype(str, enum.Enum):
-    """Choices of --dtype."""
-
-    AUTO = "auto"
-    BF16 = "bf16"
-    F16 = "f16"
-    F32 = "f32"
-
-
-class AnsweringChoice(str, enum.Enum):
-    """Choices of --answering."""
-
-    BOTH = "both"
-    MEMORY = "memory"
-
-
-FilesOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--file",
-        "-f",
-        metavar="FILE",
-        help="A further file of the same document; may be repeated.",
-        show_default=False,
-    ),
-]
-ADVANCED = "Advanced: sizes of the memory"
-ModelOption = Annotated[
-    str | None,
-    typer.Option(
-        "--model",
-        "-m",
-        envvar="INFLLM_MODEL",
-        help="A name from `infllm model list`, a hub id, a folder, or a GGUF file.",
-        show_default="smollm2-135m",
-    ),
-]
-CacheOption = Annotated[
-    Path | None,
-    typer.Option(
-        "--cache-dir",
-        envvar="INFLLM_CACHE_DIR",
-        help="Where models are kept.",
-        show_default="the user's cache folder",
-        file_okay=False,
-    ),
-]
-QuietOption = Annotated[
-    bool,
-    typer.Option("--quiet", "-q", envvar="INFLLM_QUIET", help="Nothing on standard error."),
-]
 
 
 def _version(value: bool) -> None:
@@ -113,28 +73,22 @@ def root(
         context.default_map = {"ask": values, "plan": values, "model": models}
 
 
-@app.command(epilog=EXAMPLES + "\n" + EXIT_CODES)
+@app.command(help=f"{ASK}\n\n{EXAMPLES}", epilog=EXIT_CODES)
 def ask(
-    file: Annotated[str, typer.Argument(help="The document; - is standard input.")],
+    file: Annotated[str, typer.Argument(metavar="FILE", help="The document; - is standard input.")],
     questions: Annotated[
         list[str] | None,
-        typer.Argument(metavar="QUESTION...", help="One or several, on one read."),
+        typer.Argument(metavar="QUESTION", help="One or several, on one read."),
     ] = None,
-    more_files: FilesOption = None,
+    more_files: Files = None,
     questions_file: Annotated[
         str | None,
         typer.Option(metavar="FILE", help="Further questions, one per line; - is standard input."),
     ] = None,
-    model: ModelOption = None,
-    device: Annotated[
-        str, typer.Option(envvar="INFLLM_DEVICE", help="auto, cpu, cuda, cuda:1, ...")
-    ] = "auto",
-    dtype: Annotated[
-        Dtype, typer.Option(envvar="INFLLM_DTYPE", help="auto: bf16 where it is native.")
-    ] = Dtype.AUTO,
-    encoding: Annotated[
-        str | None, typer.Option(help="Of the document.", show_default="found out")
-    ] = None,
+    model: Model = None,
+    device: Device = "auto",
+    dtype: Precision = Dtype.AUTO,
+    encoding: Encoding = None,
     max_tokens: Annotated[
         int, typer.Option(envvar="INFLLM_MAX_TOKENS", help="Longest answer, in tokens.")
     ] = 256,
@@ -163,41 +117,15 @@ def ask(
     stats: Annotated[
         bool, typer.Option("--stats", envvar="INFLLM_STATS", help="Keep the row of every step.")
     ] = False,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="One JSON object on standard output.")
-    ] = False,
-    quiet: QuietOption = False,
-    cache_dir: CacheOption = None,
-    window: Annotated[
-        int | None,
-        typer.Option(
-            envvar="INFLLM_WINDOW", help="Local window, tokens.", rich_help_panel=ADVANCED
-        ),
-    ] = None,
-    sinks: Annotated[
-        int | None,
-        typer.Option(envvar="INFLLM_SINKS", help="First tokens kept.", rich_help_panel=ADVANCED),
-    ] = None,
-    blocks: Annotated[
-        int | None,
-        typer.Option(
-            envvar="INFLLM_BLOCKS", help="Blocks loaded while answering.", rich_help_panel=ADVANCED
-        ),
-    ] = None,
-    read_blocks: Annotated[
-        int | None,
-        typer.Option(
-            envvar="INFLLM_READ_BLOCKS",
-            help="Blocks loaded while reading.",
-            rich_help_panel=ADVANCED,
-        ),
-    ] = None,
-    chunk: Annotated[
-        int | None,
-        typer.Option(
-            envvar="INFLLM_CHUNK", help="Tokens per reading step.", rich_help_panel=ADVANCED
-        ),
-    ] = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+    cache_dir: Cache = None,
+    host_limit: HostLimit = None,
+    window: Window = None,
+    sinks: Sinks = None,
+    blocks: Blocks = None,
+    read_blocks: ReadBlocks = None,
+    chunk: Chunk = None,
     reread_tokens: Annotated[
         int,
         typer.Option(
@@ -235,13 +163,8 @@ def ask(
             reread_tokens=reread_tokens,
             evidence=evidence,
             as_json=as_json,
-            sizes={
-                "window_tokens": window,
-                "sink_tokens": sinks,
-                "answer_blocks": blocks,
-                "read_blocks": read_blocks,
-                "chunk_tokens": chunk,
-            },
+            host_limit=host_limit,
+            sizes=_sizes(window, sinks, blocks, read_blocks, chunk),
         )
         try:
             run_ask(request, console, sys.stdout)
@@ -249,6 +172,88 @@ def ask(
             console.close()
             console.note("interrupted.")
             raise Interrupted from None
+
+
+@app.command(help=f"{PLAN}\n\n{PLAN_EXAMPLES}", epilog=EXIT_CODES)
+def plan(
+    file: Annotated[
+        str | None, typer.Argument(metavar="FILE", help="The document; - is standard input.")
+    ] = None,
+    more_files: Files = None,
+    layers: Annotated[
+        int | None, typer.Option(help="Of a model that is not here: its layers, ...")
+    ] = None,
+    kv_heads: Annotated[int | None, typer.Option(help="... its key-value heads, ...")] = None,
+    head_dim: Annotated[int | None, typer.Option(help="... and their size.")] = None,
+    tokens: Annotated[
+        int | None, typer.Option(help="Of a document that is not here.", show_default="a table")
+    ] = None,
+    model: Model = None,
+    device: Device = "auto",
+    dtype: Precision = Dtype.AUTO,
+    encoding: Encoding = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+    cache_dir: Cache = None,
+    window: Window = None,
+    sinks: Sinks = None,
+    blocks: Blocks = None,
+    read_blocks: ReadBlocks = None,
+    chunk: Chunk = None,
+) -> None:
+    """Tell what reading a document would take."""
+    from infllm_cli.console import open_console
+    from infllm_cli.files import load_files
+
+    figures = (layers, kv_heads, head_dim)
+    by_figures = any(figure is not None for figure in figures)
+    if (file is not None) == by_figures:
+        raise UsageError("give a FILE, or --layers, --kv-heads and --head-dim of a model.")
+    if file is not None and tokens is not None:
+        raise UsageError("--tokens goes with --layers; the tokens of a FILE are counted.")
+    sizes = _sizes(window, sinks, blocks, read_blocks, chunk)
+    console = open_console(quiet=quiet)
+    with console:
+        console.stage("counting")
+        document = None
+        if file is not None:
+            document = load_files([file, *(more_files or [])], _stdin(), encoding, console.note)
+        from infllm_cli import plan as planning
+
+        if document is not None:
+            plans = [
+                planning.plan_document(
+                    document,
+                    model=model,
+                    cache_dir=cache_dir,
+                    device=device,
+                    dtype=dtype.value,
+                    sizes=sizes,
+                    progress=console.fetching,
+                )
+            ]
+        else:
+            plans = [
+                planning.plan_shape(*figures, tokens=count, dtype=dtype.value, sizes=sizes)
+                for count in ([tokens] if tokens is not None else planning.TABLE_TOKENS)
+            ]
+    sys.stdout.write(planning.render(plans, as_json=as_json))
+
+
+def _sizes(
+    window: int | None,
+    sinks: int | None,
+    blocks: int | None,
+    read_blocks: int | None,
+    chunk: int | None,
+) -> dict[str, int | None]:
+    return {
+        "window_tokens": window,
+        "sink_tokens": sinks,
+        "answer_blocks": blocks,
+        "read_blocks": read_blocks,
+        "chunk_tokens": chunk,
+    }
 
 
 def _stdin() -> BinaryIO | None:
@@ -263,7 +268,7 @@ def _cache(cache_dir: Path | None) -> Path:
 
 
 @model_app.command("list")
-def model_list(cache_dir: CacheOption = None) -> None:
+def model_list(cache_dir: Cache = None) -> None:
     """The models known by name, and those converted here."""
     from infllm_cli.models.catalog import installed
 
@@ -277,8 +282,8 @@ def model_list(cache_dir: CacheOption = None) -> None:
 @model_app.command("pull")
 def model_pull(
     model: Annotated[str, typer.Argument(help="Name, hub id or GGUF file.")] = "smollm2-135m",
-    cache_dir: CacheOption = None,
-    quiet: QuietOption = False,
+    cache_dir: Cache = None,
+    quiet: Quiet = False,
 ) -> None:
     """Fetch and convert a model, so that the first question need not wait for it."""
     from infllm_cli.console import open_console
@@ -293,7 +298,7 @@ def model_pull(
 @model_app.command("show")
 def model_show(
     model: Annotated[str, typer.Argument(help="Name, hub id, folder or GGUF file.")],
-    cache_dir: CacheOption = None,
+    cache_dir: Cache = None,
 ) -> None:
     """What is known of a model; fetches nothing."""
     from infllm_cli.models.catalog import describe

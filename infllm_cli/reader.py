@@ -15,11 +15,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from infllm_cli import prompts
+from infllm_cli import budget, prompts
 from infllm_cli.asking import Asking
 from infllm_cli.attention import MemoryCall, forward
 from infllm_cli.document import Document
-from infllm_cli.errors import DocumentError, UsageError
+from infllm_cli.errors import CapacityError, DocumentError, UsageError
 from infllm_cli.events import Answer, ChunkRead, Looked, TokenOut
 from infllm_cli.memory.config import MemoryConfig
 from infllm_cli.memory.model_memory import ModelMemory
@@ -29,6 +29,7 @@ from infllm_cli.passages import Passages, cut_passages
 from infllm_cli.recall import Impression
 from infllm_cli.sampling import AnswerOptions
 from infllm_cli.tokens import Tokens
+from infllm_cli.wording import size
 from infllm_cli.words import WordIndex
 
 # Tokens kept free for question and answer when a document might just fit as a whole.
@@ -147,6 +148,7 @@ class Reader:
         *,
         reserve_tokens: int = RESERVE_TOKENS,
         allow_whole: bool = True,
+        host_limit_bytes: int | None = None,
     ) -> Memory:
         """Tokenize a document and make an empty memory for it.
 
@@ -154,16 +156,26 @@ class Reader:
             document: see `infllm_cli.document`.
             reserve_tokens: what question and answer may take if the document is attended whole.
             allow_whole: False sends even a short document through the tiers.
+            host_limit_bytes: most host memory that its keys and values may take.
 
         Raises:
             DocumentError: no token comes out of the document.
+            CapacityError: it would pass the limit; a long one is refused before it is tokenized.
         """
+        if host_limit_bytes is not None and len(document.text) > budget.MOST_COUNTED_CHARS:
+            count = budget.estimate_tokens(
+                lambda text: len(self.prompt.tokenizer.encode(text)), document.text
+            )
+            # Only what is far above the limit: this is an estimate.
+            self._check_limit(document, count, 2 * host_limit_bytes)
         tokens = self.prompt.tokenizer.encode(document.text)
         if len(tokens.ids) == 0:
             raise DocumentError(f"{document.name} holds no text that the model could read.")
         context = len(self.prompt.prefix) + len(tokens.ids)
         trained = self.loaded.trained_length
         whole = allow_whole and context + reserve_tokens <= trained
+        if host_limit_bytes is not None and not whole:
+            self._check_limit(document, len(tokens.ids), host_limit_bytes)
         length = context + reserve_tokens if whole else self.config.context_tokens
         state = ModelMemory(
             self.loaded.layers_for(length),
@@ -174,6 +186,21 @@ class Reader:
         state.reserve(context + reserve_tokens)
         passages = cut_passages(document.text, tokens, [part.heading for part in document.parts])
         return Memory(document, tokens, len(self.prompt.prefix), state, passages, whole)
+
+    def _check_limit(self, document: Document, tokens: int, limit: int) -> None:
+        layers = [
+            budget.LayerShape(g.kv_heads, g.head_dim, g.value_dim, g.sliding_window)
+            for g in self.loaded.layers
+        ]
+        context = len(self.prompt.prefix) + tokens
+        needed = budget.infllm(layers, self.loaded.dtype.itemsize, self.config, context).host_bytes
+        if needed > limit:
+            raise CapacityError(
+                f"{document.name}: the keys and values of its {tokens:,} tokens take "
+                f"{size(needed)} of host memory, and the limit is {size(limit)} (--host-limit; by "
+                "default what is free). Ask a part of it, choose a smaller --model, or raise the "
+                "limit; `infllm plan` tells more."
+            )
 
     def read_steps(self, memory: Memory) -> Iterator[ChunkRead]:
         """Read what of the document has not been read yet, a chunk at a time."""

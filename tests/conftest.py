@@ -13,6 +13,11 @@ import torch
 
 from infllm_cli.models import catalog
 
+# The user's own settings are none of the tests' business.
+for _name in [name for name in os.environ if name.startswith("INFLLM_")]:
+    del os.environ[_name]
+os.environ["XDG_CONFIG_HOME"] = os.devnull
+
 torch.set_num_threads(1)  # tiny tensors: a second thread only waits for the first
 
 WITHOUT_MODEL = pytest.StashKey[int]()

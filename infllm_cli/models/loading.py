@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from infllm_cli import attention
+from infllm_cli.budget import LayerShape
 from infllm_cli.errors import CapacityError, ModelError, UsageError
 from infllm_cli.memory.layer import LayerGeometry
 from infllm_cli.memory.sliding import windows_only
@@ -141,12 +142,79 @@ def load_model(
                 f"{name}: {type(model).__name__} cannot be probed ({error}). "
                 f"Known to work: {SUPPORTED}."
             ) from error
-    text = config.get_text_config()
-    trained = int(getattr(text, "max_position_embeddings", 0) or 0)
-    if trained <= 0:
-        raise ModelError(f"{name}: config.json does not say the trained length.")
+    trained = _trained_length(config.get_text_config(), name)
     trained = min(trained, windows_only(layers) or trained)
     return LoadedModel(name, model, tokenizer, trained, layers)
+
+
+@dataclass
+class Outline:
+    """What is known of a model without its weights: enough to count tokens and bytes.
+
+    Attributes:
+        config: of the language model (of a multimodal one, its text part).
+        trained_length: as of a `LoadedModel`.
+        layers: keys and values of each layer.
+    """
+
+    name: str
+    config: Any
+    tokenizer: Any
+    generation_config: Any
+    trained_length: int
+    layers: list[LayerShape]
+
+
+def load_outline(folder: Path, name: str) -> Outline:
+    """Read the tokenizer and the configuration of the model in `folder`, not its weights.
+
+    Raises:
+        ModelError: they cannot be read, or the model is of a kind that is refused.
+    """
+    from transformers import GenerationConfig
+
+    with quiet_transformers():
+        config = _read_config(folder, name)
+        _refuse_by_config(config, name)
+        try:
+            tokenizer = _read_tokenizer(folder, name)
+            try:
+                generation = GenerationConfig.from_pretrained(folder, local_files_only=True)
+            except OSError:
+                generation = GenerationConfig.from_model_config(config)
+        except (OSError, ValueError) as error:
+            raise ModelError(f"{name} cannot be read: {_first_line(error)}") from error
+    text = config.get_text_config()
+    layers = shapes_of(text)
+    windows = [layer.sliding_window for layer in layers]
+    trained = _trained_length(text, name)
+    if None not in windows:
+        trained = min(trained, *(w for w in windows if w is not None))
+    return Outline(name, text, tokenizer, generation, trained, layers)
+
+
+def shapes_of(config: Any) -> list[LayerShape]:
+    """The layers that a language model's configuration describes."""
+    kv_heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    head_dim = getattr(config, "head_dim", None)
+    head_dim = head_dim or config.hidden_size // config.num_attention_heads
+    window = getattr(config, "sliding_window", None)
+    if getattr(config, "use_sliding_window", True) is False:
+        window = None
+    count = config.num_hidden_layers
+    kinds = getattr(config, "layer_types", None)
+    kinds = kinds or ["sliding_attention" if window else "full_attention"] * count
+    return [
+        LayerShape(kv_heads, head_dim, head_dim, window if kind == "sliding_attention" else None)
+        for kind in kinds
+    ]
+
+
+def _trained_length(config: Any, name: str) -> int:
+    trained = int(getattr(config, "max_position_embeddings", 0) or 0)
+    if trained <= 0:
+        raise ModelError(f"{name}: config.json does not say the trained length.")
+    return trained
 
 
 def _read_config(folder: Path, name: str) -> Any:
@@ -188,10 +256,10 @@ def _refuse_by_config(config: Any, name: str) -> None:
 def _from_folder(
     folder: Path, name: str, dtype: torch.dtype, device: torch.device
 ) -> tuple[nn.Module, Any]:
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoModelForCausalLM
 
     try:
-        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        tokenizer = _read_tokenizer(folder, name)
         model = AutoModelForCausalLM.from_pretrained(
             folder,
             dtype=dtype,
@@ -203,11 +271,20 @@ def _from_folder(
         raise CapacityError(
             f"{name} does not fit on {device}; choose a smaller --model or --device cpu."
         ) from error
+    except ModelError:
+        raise
     except Exception as error:  # the library's errors have no common kind
         raise ModelError(f"{name} cannot be loaded: {_first_line(error)}") from error
+    return model.eval().requires_grad_(False), tokenizer
+
+
+def _read_tokenizer(folder: Path, name: str) -> Any:
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
     if getattr(tokenizer, "backend_tokenizer", None) is None:
         raise ModelError(f"{name} has no fast tokenizer (tokenizer.json).")
-    return model.eval().requires_grad_(False), tokenizer
+    return tokenizer
 
 
 def _first_line(error: BaseException) -> str:

@@ -1,0 +1,174 @@
+"""What does a context of so many tokens take, by policy and by tier? Arithmetic, no tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from infllm_cli.memory.config import MemoryConfig
+
+# Above this a document is counted by a sample when the count only decides whether to go on.
+MOST_COUNTED_CHARS = 20_000_000
+_SAMPLES, _SAMPLE_CHARS = 64, 16_384
+
+
+@dataclass(frozen=True, slots=True)
+class LayerShape:
+    """One layer's keys and values per token; `sliding_window` where it was trained to see one."""
+
+    kv_heads: int
+    key_dim: int
+    value_dim: int
+    sliding_window: int | None = None
+
+    def values_per_token(self) -> int:
+        """Numbers kept for a token: its key and its value, for every KV head."""
+        return self.kv_heads * (self.key_dim + self.value_dim)
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """Bytes that a policy takes, by tier, when a context has been read.
+
+    Attributes:
+        policy: "dense", "StreamingLLM" or "InfLLM".
+        device_bytes: InfLLM's part that does not grow with the context, or all of it.
+        device_growing_bytes: representatives.
+        attends: what a step sees, for the reader.
+    """
+
+    policy: str
+    attends: str
+    device_bytes: int
+    device_growing_bytes: int = 0
+    host_bytes: int = 0
+    disk_bytes: int = 0
+
+
+def blocks_of(config: MemoryConfig, context_tokens: int) -> int:
+    """Sealed blocks per layer once a context has been read through the tiers."""
+    surplus = context_tokens - config.sink_tokens - config.window_tokens
+    return max(0, surplus // config.block_tokens)
+
+
+def dense(layers: Sequence[LayerShape], value_bytes: int, context_tokens: int) -> Need:
+    """Everything is kept on the device: `2 * layers * kv_heads * head_dim * tokens * bytes`."""
+    total = 0
+    for layer in layers:
+        kept = min(context_tokens, layer.sliding_window or context_tokens)
+        total += layer.values_per_token() * kept
+    return Need("dense", "everything", total * value_bytes)
+
+
+def streaming(
+    layers: Sequence[LayerShape], value_bytes: int, config: MemoryConfig, context_tokens: int
+) -> Need:
+    """Sinks and window; the middle is gone (StreamingLLM, arXiv 2309.17453)."""
+    kept = min(context_tokens, config.sink_tokens + config.window_tokens)
+    total = sum(layer.values_per_token() for layer in layers) * kept * value_bytes
+    attends = f"the first {config.sink_tokens} and last {config.window_tokens:,} tokens"
+    return Need("StreamingLLM", attends, total)
+
+
+def infllm(
+    layers: Sequence[LayerShape],
+    value_bytes: int,
+    config: MemoryConfig,
+    context_tokens: int,
+    *,
+    whole_tokens: int = 0,
+) -> Need:
+    """The memory as `infllm_cli.memory` builds it.
+
+    Args:
+        whole_tokens: room for a context that is attended whole; 0: through the tiers.
+    """
+    tiered = tiered_layers(layers)
+    blocks = 0 if whole_tokens else blocks_of(config, context_tokens)
+    lead = config.sink_tokens + config.most_blocks * config.block_tokens
+    fixed = growing = host = 0
+    for layer in layers:
+        if layer not in tiered:
+            assert layer.sliding_window is not None
+            slots = _sliding_slots(layer.sliding_window, config.chunk_tokens, context_tokens)
+            fixed += slots * layer.values_per_token() * value_bytes
+            continue
+        slots = lead + whole_tokens if whole_tokens else _window_slots(config, context_tokens)
+        # The window holds raw and rotated keys, values, and running sums of queries in float32.
+        fixed += slots * layer.kv_heads * (2 * layer.key_dim + layer.value_dim) * value_bytes
+        if not whole_tokens:
+            fixed += slots * layer.kv_heads * layer.key_dim * 4
+        if blocks:
+            fixed += config.sink_tokens * layer.values_per_token() * value_bytes
+            per_block = 4 * layer.key_dim + 2 * config.representatives_per_block
+            growing += blocks * layer.kv_heads * per_block
+            host += blocks * config.block_tokens * layer.values_per_token() * value_bytes
+    attends = (
+        "everything: it fits the trained length"
+        if whole_tokens
+        else f"{config.sink_tokens} + {config.window_tokens:,} tokens and, of all others, the "
+        f"{config.answer_blocks} blocks found by lookup"
+    )
+    return Need("InfLLM", attends, fixed, growing, host)
+
+
+def tiered_layers(layers: Sequence[LayerShape]) -> list[LayerShape]:
+    """The layers that keep blocks: all but the sliding ones, or all where every one slides."""
+    full = [layer for layer in layers if layer.sliding_window is None]
+    return full or list(layers)
+
+
+def _window_slots(config: MemoryConfig, context_tokens: int) -> int:
+    """Slots of a layer's window buffer, grown as `memory.window` and `memory.layer` grow it."""
+    lead = config.sink_tokens + config.most_blocks * config.block_tokens
+    kept_most = config.sink_tokens + config.window_tokens + config.block_tokens
+
+    def evicted(held: int, seen: int) -> int:
+        sinks = config.sink_tokens if seen == 0 else 0
+        blocks = max(0, held - sinks - config.window_tokens) // config.block_tokens
+        return sinks + blocks * config.block_tokens if blocks else 0
+
+    return _slots(lead, config.chunk_tokens, 2, kept_most, context_tokens, evicted)
+
+
+def _sliding_slots(sliding_window: int, chunk_tokens: int, context_tokens: int) -> int:
+    def evicted(held: int, seen: int) -> int:
+        return max(0, held - (sliding_window - 1))
+
+    return _slots(0, chunk_tokens, 1, sliding_window, context_tokens, evicted)
+
+
+def _slots(
+    lead: int,
+    chunk: int,
+    slack_chunks: int,
+    kept_most: int,
+    tokens: int,
+    evicted: Callable[[int, int], int],
+) -> int:
+    capacity = first = last = lead
+    seen = read = 0
+    # After a few windows the buffer has its final size.
+    tokens = min(tokens, 4 * (lead + kept_most) + 8 * chunk)
+    while read < tokens:
+        length = min(chunk, tokens - read)
+        if last + length > capacity:
+            held = last - first
+            needed = lead + held + length
+            if needed > capacity:
+                capacity = needed + slack_chunks * chunk
+            first, last = lead, lead + held
+        last += length
+        read += length
+        gone = evicted(last - first, seen)
+        first += gone
+        seen += gone
+    return capacity
+
+
+def estimate_tokens(count: Callable[[str], int], text: str) -> int:
+    """About how many tokens a long text has, by `count` on pieces spread evenly over it."""
+    step = len(text) / _SAMPLES
+    pieces = [text[int(i * step) : int(i * step) + _SAMPLE_CHARS] for i in range(_SAMPLES)]
+    chars = sum(map(len, pieces))
+    return round(sum(map(count, pieces)) * len(text) / max(chars, 1))

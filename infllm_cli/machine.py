@@ -1,0 +1,48 @@
+"""What this machine has left: memory and disk."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import shutil
+from pathlib import Path
+
+import psutil
+
+from infllm_cli.errors import UsageError
+
+_CGROUP = Path("/sys/fs/cgroup")
+_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
+
+
+def available_memory() -> int:
+    """Bytes of memory that can be taken without swapping, a container's limit included."""
+    available = psutil.virtual_memory().available
+    # psutil does not know of the limits of a container (cgroup v2).
+    with contextlib.suppress(OSError, ValueError):  # "max": no limit
+        limit = int((_CGROUP / "memory.max").read_text())
+        available = min(available, limit - int((_CGROUP / "memory.current").read_text()))
+    return max(available, 0)
+
+
+def free_disk(folder: Path) -> int:
+    """Bytes free on the disk that holds `folder`, which need not exist yet."""
+    path = folder.absolute()
+    while not path.exists() and path != path.parent:
+        path = path.parent
+    return shutil.disk_usage(path).free
+
+
+def parse_size(text: str, flag: str) -> int:
+    """Bytes of a size such as "16GB", "500 MB", "2GiB" or "1000000".
+
+    Raises:
+        UsageError: it is none; the message names the flag.
+    """
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b?\s*", text.lower())
+    if match is None or (match[3] and not match[2]):
+        raise UsageError(f"{flag} is {text!r}; give a size such as 16GB, 500MB or 2GiB.")
+    factor = _UNITS[match[2]]
+    if match[3]:
+        factor = 2 ** (10 * list(_UNITS).index(match[2]))
+    return int(float(match[1]) * factor)

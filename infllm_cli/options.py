@@ -1,0 +1,131 @@
+"""Flags that several commands share, and the texts of their help. Imports no torch."""
+
+from __future__ import annotations
+
+import enum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+EXAMPLES = """\b
+Examples:
+  infllm ask book.txt "Who is the harpooneer who shares a bed with Ishmael?"
+  infllm ask contract.txt "Which law governs?" "What is the notice period?"
+  cat notes/*.md | infllm ask - "What was decided about the roof?"
+  infllm ask report.md "What changed?" -f appendix.md -f notes.txt
+  infllm ask server.log "When did the disk fill up?" --evidence 3
+  infllm ask book.txt "Who is Ahab?" --json | jq -r '.answers[0].answer'
+"""
+PLAN_EXAMPLES = """\b
+Examples:
+  infllm plan book.txt
+  infllm plan server.log --model Qwen/Qwen2.5-7B-Instruct
+  infllm plan --layers 80 --kv-heads 8 --head-dim 128
+  infllm plan --layers 32 --kv-heads 8 --head-dim 128 --tokens 1000000 --json
+"""
+ROOT_EXAMPLES = """\b
+Examples:
+  infllm ask book.txt "Who is Ahab?"
+  cat notes/*.md | infllm ask - "What was decided about the roof?"
+  infllm plan book.txt
+  infllm model list
+"""
+EXIT_CODES = """\b
+Exit codes: 0 answered, 1 failure while running, 2 usage, 3 document unusable,
+4 model unusable, 5 out of memory or disk, 130 interrupted.
+"""
+
+
+class Dtype(str, enum.Enum):
+    """Choices of --dtype."""
+
+    AUTO = "auto"
+    BF16 = "bf16"
+    F16 = "f16"
+    F32 = "f32"
+
+
+class AnsweringChoice(str, enum.Enum):
+    """Choices of --answering."""
+
+    BOTH = "both"
+    MEMORY = "memory"
+
+
+Files = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--file",
+        "-f",
+        metavar="FILE",
+        help="A further file of the same document; may be repeated.",
+        show_default=False,
+    ),
+]
+ADVANCED = "Advanced: sizes of the memory"
+Model = Annotated[
+    str | None,
+    typer.Option(
+        "--model",
+        "-m",
+        envvar="INFLLM_MODEL",
+        help="A name from `infllm model list`, a hub id, a folder, or a GGUF file.",
+        show_default="smollm2-135m",
+    ),
+]
+Cache = Annotated[
+    Path | None,
+    typer.Option(
+        "--cache-dir",
+        envvar="INFLLM_CACHE_DIR",
+        help="Where models are kept.",
+        show_default="the user's cache folder",
+        file_okay=False,
+    ),
+]
+Quiet = Annotated[
+    bool,
+    typer.Option("--quiet", "-q", envvar="INFLLM_QUIET", help="Nothing on standard error."),
+]
+Device = Annotated[str, typer.Option(envvar="INFLLM_DEVICE", help="auto, cpu, cuda, cuda:1, ...")]
+Precision = Annotated[
+    Dtype, typer.Option("--dtype", envvar="INFLLM_DTYPE", help="auto: bf16 where it is native.")
+]
+Encoding = Annotated[str | None, typer.Option(help="Of the document.", show_default="found out")]
+Json = Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")]
+Window = Annotated[
+    int | None,
+    typer.Option(envvar="INFLLM_WINDOW", help="Local window, tokens.", rich_help_panel=ADVANCED),
+]
+Sinks = Annotated[
+    int | None,
+    typer.Option(envvar="INFLLM_SINKS", help="First tokens kept.", rich_help_panel=ADVANCED),
+]
+Blocks = Annotated[
+    int | None,
+    typer.Option(
+        envvar="INFLLM_BLOCKS", help="Blocks loaded while answering.", rich_help_panel=ADVANCED
+    ),
+]
+ReadBlocks = Annotated[
+    int | None,
+    typer.Option(
+        envvar="INFLLM_READ_BLOCKS", help="Blocks loaded while reading.", rich_help_panel=ADVANCED
+    ),
+]
+Chunk = Annotated[
+    int | None,
+    typer.Option(envvar="INFLLM_CHUNK", help="Tokens per reading step.", rich_help_panel=ADVANCED),
+]
+HostLimit = Annotated[
+    str | None,
+    typer.Option(
+        metavar="SIZE",
+        envvar="INFLLM_HOST_LIMIT",
+        help="Most host memory for keys and values, as in 16GB; a document that takes more is "
+        "refused.",
+        show_default="what is free",
+        rich_help_panel=ADVANCED,
+    ),
+]
