@@ -16,7 +16,7 @@ def main() -> None:
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     from infllm_cli.cli import app
-    from infllm_cli.errors import CapacityError, InfllmError, Interrupted
+    from infllm_cli.errors import CapacityError, InfllmError, Interrupted, OutputClosed
     from infllm_cli.interrupts import install
 
     install()
@@ -27,13 +27,10 @@ def main() -> None:
         sys.exit(error.exit_code)
     except Interrupted as stop:
         sys.exit(stop.exit_code)
-    except KeyboardInterrupt:
-        _say("infllm: interrupted.")
-        sys.exit(Interrupted.exit_code)
-    except BrokenPipeError:
-        # The reader of our output has what it wanted (`| head`).
+    except OutputClosed as end:
+        # Python would complain once more while closing the stream.
         _close_output()
-        sys.exit(0)
+        sys.exit(end.exit_code)
     except OSError as error:
         # What is not turned into an error where it happens: writing the answer.
         _close_output()

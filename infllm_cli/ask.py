@@ -137,8 +137,8 @@ def run_ask(request: AskRequest, console: Console, out: TextIO) -> None:
             break
     console.report(reader, memory, answers, peak_bytes(reader, memory))
     if request.as_json:
-        json.dump(as_json(reader, memory, answers, request.evidence), out, ensure_ascii=False)
-        out.write("\n")
+        told = as_json(reader, memory, answers, request.evidence)
+        out.write(json_line(told, out))
         out.flush()
     if interrupted:
         raise Interrupted
@@ -193,6 +193,12 @@ def _ask_one(
 def dtype_name(dtype: torch.dtype) -> str:
     """As in "bfloat16"."""
     return str(dtype).removeprefix("torch.")
+
+
+def json_line(value: object, out: TextIO) -> str:
+    """JSON as a line that `out` can encode."""
+    readable = (out.encoding or "").lower().startswith("utf")
+    return json.dumps(value, ensure_ascii=not readable) + "\n"
 
 
 def peak_bytes(reader: Reader, memory: Memory) -> int:

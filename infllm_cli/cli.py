@@ -10,7 +10,8 @@ import typer
 
 from infllm_cli import __version__
 from infllm_cli.config_file import config_path, load_config
-from infllm_cli.errors import Interrupted, UsageError
+from infllm_cli.errors import UsageError
+from infllm_cli.interrupts import clean_end
 from infllm_cli.options import (
     ADVANCED,
     EXAMPLES,
@@ -141,7 +142,7 @@ def ask(
     from infllm_cli.questions import gather_questions
 
     console = open_console(quiet=quiet, keep_rows=stats)
-    with console:
+    with clean_end(console):
         console.stage("starting")
         files = [file, *(more_files or [])]
         asked = gather_questions(questions or [], questions_file, files, _stdin())
@@ -166,12 +167,7 @@ def ask(
             host_limit=host_limit,
             sizes=_sizes(window, sinks, blocks, read_blocks, chunk),
         )
-        try:
-            run_ask(request, console, sys.stdout)
-        except KeyboardInterrupt:
-            console.close()
-            console.note("interrupted.")
-            raise Interrupted from None
+        run_ask(request, console, sys.stdout)
 
 
 @app.command(help=f"{PLAN}\n\n{PLAN_EXAMPLES}", epilog=EXIT_CODES)
@@ -213,7 +209,7 @@ def plan(
         raise UsageError("--tokens goes with --layers; the tokens of a FILE are counted.")
     sizes = _sizes(window, sinks, blocks, read_blocks, chunk)
     console = open_console(quiet=quiet)
-    with console:
+    with clean_end(console):
         console.stage("counting")
         document = None
         if file is not None:
@@ -290,7 +286,7 @@ def model_pull(
     from infllm_cli.models.catalog import resolve
 
     console = open_console(quiet=quiet)
-    with console:
+    with clean_end(console):
         folder = resolve(model, _cache(cache_dir), console.fetching)
     sys.stdout.write(f"{folder.path}\n")
 

@@ -148,6 +148,26 @@ class PlainConsole(Console):
             self._line("; ".join(f"{name} {value}" for name, value in facts))
 
 
+class _Cropped:
+    """The last lines of something, as many as the terminal has rows.
+
+    Rich crops a live display while it lives, but shows all of it once more when it ends, and lines
+    that have left the screen cannot be taken away.
+    """
+
+    def __init__(self, renderable: Any) -> None:
+        self.renderable = renderable
+
+    def __rich_console__(self, console: Any, options: Any) -> Any:
+        from rich.segment import Segment
+
+        lines = console.render_lines(self.renderable, options, pad=False)
+        for number, line in enumerate(lines[-max(1, options.size.height - 1) :]):
+            if number:
+                yield Segment.line()
+            yield from line
+
+
 class LiveConsole(Console):
     """A terminal: a progress bar while reading, a live table of lookups while answering."""
 
@@ -174,13 +194,12 @@ class LiveConsole(Console):
         self.close()
         # Rich would otherwise take over standard output, and `> file` would stay empty.
         self._live = Live(
-            renderable,
+            _Cropped(renderable),
             console=self._rich,
             refresh_per_second=REFRESH_PER_SECOND,
             transient=True,
             redirect_stdout=False,
             redirect_stderr=False,
-            vertical_overflow="crop",
         )
         self._live.start()
 
@@ -263,13 +282,13 @@ class LiveConsole(Console):
         if self._keep_rows:
             self._print(row(event), style="dim")
         if self._live is not None:
-            self._live.update(self._table())
+            self._live.update(_Cropped(self._table()))
 
     def token(self, text: str) -> None:
         """The answer so far, where this terminal is also standard output."""
         self._text += text
         if self.shows_answer and self._live is not None:
-            self._live.update(self._table())
+            self._live.update(_Cropped(self._table()))
 
     def _table(self) -> Any:
         from rich.console import Group

@@ -41,3 +41,9 @@ class Interrupted(Exception):
     """The user stopped an answer; what was written so far is out."""
 
     exit_code = 130
+
+
+class OutputClosed(Exception):
+    """The reader of our output has what it wanted (`| head`): no failure."""
+
+    exit_code = 0

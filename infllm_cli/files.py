@@ -54,8 +54,7 @@ def join(documents: Sequence[Document]) -> Document:
     parts: list[Part] = []
     at = 0
     for document in documents:
-        # A line break within a name would make two lines of the heading.
-        heading = f"==> {' '.join(document.name.splitlines())} <==\n"
+        heading = f"==> {_as_text(document.name)} <==\n"
         if pieces:
             pieces.append("\n" if pieces[-1].endswith("\n") else "\n\n")
             at += len(pieces[-1])
@@ -86,6 +85,11 @@ def join(documents: Sequence[Document]) -> Document:
         line_starts=find_lines(text, name, encoding),
         parts=tuple(parts),
     )
+
+
+def _as_text(name: str) -> str:
+    """A file's name on one line and in characters: a name may hold any bytes but NUL and "/"."""
+    return " ".join(name.encode("utf-8", "replace").decode().splitlines())
 
 
 def _name(names: list[str]) -> str:

@@ -1,4 +1,4 @@
-"""Ctrl-C: the first one stops cleanly, the second at once."""
+"""Ctrl-C: the first one stops cleanly, the second at once. And a reader of our output that left."""
 
 from __future__ import annotations
 
@@ -6,9 +6,14 @@ import contextlib
 import os
 import signal
 import sys
+from collections.abc import Iterator
 from types import FrameType
+from typing import TYPE_CHECKING
 
-from infllm_cli.errors import Interrupted
+from infllm_cli.errors import Interrupted, OutputClosed
+
+if TYPE_CHECKING:
+    from infllm_cli.console import Console
 
 SHOW_CURSOR = "\x1b[?25h"  # a live display hides it
 
@@ -33,3 +38,21 @@ def _second(number: int, frame: FrameType | None) -> None:
         if sys.stderr.isatty():
             os.write(sys.stderr.fileno(), f"{SHOW_CURSOR}\n".encode())
     os._exit(Interrupted.exit_code)
+
+
+@contextlib.contextmanager
+def clean_end(console: Console) -> Iterator[None]:
+    """Run a command with its console: whatever ends it, the display is taken away first.
+
+    Raises:
+        Interrupted: instead of KeyboardInterrupt.
+        OutputClosed: instead of BrokenPipeError.
+    """
+    try:
+        with console:
+            yield
+    except KeyboardInterrupt:
+        console.note("interrupted.")
+        raise Interrupted from None
+    except BrokenPipeError:
+        raise OutputClosed from None

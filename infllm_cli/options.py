@@ -63,6 +63,16 @@ Files = Annotated[
         show_default=False,
     ),
 ]
+
+
+def _model_names(incomplete: str) -> list[str]:
+    """For the shell's completion."""
+    from infllm_cli.models.catalog import default_cache_dir, installed
+
+    names = [model.name for model in installed(default_cache_dir())]
+    return [name for name in names if name.startswith(incomplete)]
+
+
 ADVANCED = "Advanced: sizes of the memory"
 Model = Annotated[
     str | None,
@@ -72,6 +82,7 @@ Model = Annotated[
         envvar="INFLLM_MODEL",
         help="A name from `infllm model list`, a hub id, a folder, or a GGUF file.",
         show_default="smollm2-135m",
+        autocompletion=_model_names,
     ),
 ]
 Cache = Annotated[

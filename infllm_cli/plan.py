@@ -268,7 +268,7 @@ def render(plans: Sequence[Plan], *, as_json: bool) -> str:
     """All that the command writes: one plan, or a table of several."""
     if as_json:
         told = [to_json(plan) for plan in plans]
-        return json.dumps(told[0] if len(told) == 1 else told, ensure_ascii=False) + "\n"
+        return json.dumps(told[0] if len(told) == 1 else told) + "\n"
     lines = as_lines(plans[0]) if len(plans) == 1 else table_lines(plans)
     return "".join(f"{wording.visible(line)}\n" for line in lines)
 
