@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
+from infllm_cli import alphabets
 from infllm_cli.errors import DocumentError, EmptyDocument, UsageError
 from infllm_cli.formats import (
     ASK,
@@ -332,10 +333,15 @@ def _likely(data: bytes) -> list[str]:
         return ["cp1252"]
     from charset_normalizer import from_bytes
 
-    matches = list(from_bytes(_sample(data), cp_isolation=list(_PLAUSIBLE)))
+    sample = _sample(data)
+    matches = list(from_bytes(sample, cp_isolation=list(_PLAUSIBLE)))
     names = [match.encoding for match in matches]
-    if matches and "cp1252" in matches[0].could_be_from_charset:
-        names.insert(0, "cp1252")  # reads the sample alike, and is by far the more common
+    if not matches or {names[0], *matches[0].could_be_from_charset} & set(alphabets.ENCODINGS):
+        fitting = alphabets.best_fit(sample)
+        if fitting is not None:
+            names.insert(0, fitting)
+        elif matches and "cp1252" in matches[0].could_be_from_charset:
+            names.insert(0, "cp1252")  # reads the sample alike, and is by far the more common
     return names
 
 

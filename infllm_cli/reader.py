@@ -19,7 +19,7 @@ from infllm_cli import budget, prompts
 from infllm_cli.asking import Asking
 from infllm_cli.attention import MemoryCall, forward
 from infllm_cli.document import Document
-from infllm_cli.errors import CapacityError, DocumentError, UsageError
+from infllm_cli.errors import CapacityError, DocumentError, InfllmError, UsageError
 from infllm_cli.events import Answer, ChunkRead, Looked, TokenOut
 from infllm_cli.memory.config import MemoryConfig
 from infllm_cli.memory.model_memory import ModelMemory
@@ -288,5 +288,16 @@ class Reader:
         with torch.inference_mode():
             call = MemoryCall(state, step)
             logits = forward(self.model, ids.to(self.loaded.device), call, want_logits=want_logits)
+        if logits is not None and not bool(torch.isfinite(logits).all()):
+            dtype = str(self.loaded.dtype).removeprefix("torch.")
+            raise InfllmError(
+                f"the model's logits are not finite in {dtype} (step {phase.value}, token "
+                f"{step.end:,} of the context): its numbers overflowed. "
+                + (
+                    "Its weights are damaged."
+                    if self.loaded.dtype is torch.float32
+                    else "Try --dtype f32; if it happens there too, the weights are damaged."
+                )
+            )
         state.finish(step)
         return step, logits

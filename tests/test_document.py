@@ -70,6 +70,41 @@ def test_book_in_a_legacy_encoding_is_read_right(text, encoding, expected, times
     assert document.encoding == expected
 
 
+@pytest.mark.parametrize("times", [1, 5, 50])
+@pytest.mark.parametrize(
+    ("encoding", "text"),
+    [
+        (
+            "cp1252",
+            "L'été, j'ai passé mes vacances à la mer avec ma mère et mon frère. « Voilà ! » ",
+        ),
+        (
+            "latin-1",
+            "Le garçon rêvait déjà de Noël, où nous avons mangé des crêpes près de la forêt. ",
+        ),
+        ("cp1252", "A ação começou quando a irmã não voltou à cidade de São Paulo; o avô é bom. "),
+        ("cp1252", "På ön växte små träd, och älgen åt grönt gräs. Åska hördes från väster. "),
+        ("cp1252", "El niño soñó que volvía a España. ¿Cuándo vendrá mañana la señora Núñez? "),
+        ("cp1252", "Der Mann ging über die Straße und hörte schöne Lieder für große Mädchen. "),
+        (
+            "cp1250",
+            "Příliš žluťoučký kůň úpěl ďábelské ódy. Řeka tekla přes město a lidé šli domů. ",
+        ),
+        ("cp1250", "Zażółć gęślą jaźń. Łódź jest piękna, a źrebię śpi w stajni. "),
+        ("cp1250", "A fiú elment a városba, és vett egy könyvet. Őszintén szólva, nem tudom. "),
+        ("cp1254", "Bugün okula gittim ve güzel bir çocuk gördüm. Şimdi İstanbul'a gidiyorum. "),
+        ("iso8859_2", "Zażółć gęślą jaźń. Łódź jest piękna, a źrebię śpi w stajni. "),
+        ("cp1250", "Astăzi am mers la şcoală şi am văzut o fată frumoasă. Ţara este mare. "),
+        ("cp1257", "Šiandien ėjau į mokyklą ir mačiau gražų žmogų. Jūs esate malonūs. "),
+        ("koi8_r", "Все счастливые семьи похожи друг на друга. "),
+        ("cp1251", "Все счастливые семьи похожи друг на друга. "),
+    ],
+)
+def test_a_text_full_of_accents_is_read_right(encoding, text, times):
+    data = (text * times).encode(encoding)
+    assert decode_document(data, "book").text == text * times
+
+
 def test_comments_of_another_script_in_ascii_code_are_read_right():
     text = "x = compute(y)  # of some kind\n" * 500 + f"# {RUSSIAN}"
     assert decode(text.encode("cp1251")).text == text

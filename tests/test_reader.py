@@ -434,17 +434,24 @@ def test_an_answer_that_loops_is_stopped(
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 @pytest.mark.parametrize("where", ["head", "inside"])
 @pytest.mark.parametrize("whole", [False, True])
-def test_numbers_that_overflow_are_an_error_that_names_the_dtype(
-    value: float, where: str, whole: bool
+@pytest.mark.parametrize(
+    ("dtype", "says"),
+    [
+        (torch.float32, r"not finite in float32 \(step ask, token [\d,]+ .*weights are damaged"),
+        (torch.bfloat16, r"not finite in bfloat16 \(step ask, token [\d,]+ .*--dtype f32"),
+    ],
+)
+def test_numbers_that_overflow_are_an_error_that_names_dtype_and_step(
+    value: float, where: str, whole: bool, dtype: torch.dtype, says: str
 ) -> None:
-    reader = make_reader()
+    reader = make_reader(dtype)
     if where == "head":
         reader.model.lm_head.weight[7, :] = value
     else:
         reader.model.model.layers[1].mlp.down_proj.weight[3, :] = value
     memory = read_text(reader, TEXT, whole=whole)
     before = memory.state.tokens
-    with pytest.raises(InfllmError, match="--dtype f32"):
+    with pytest.raises(InfllmError, match=says):
         reader.ask(memory, "What?", SHORT)
     assert memory.state.tokens == before
 
