@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated, BinaryIO
+from typing import TYPE_CHECKING, Annotated, BinaryIO
 
 import typer
 
@@ -35,6 +35,9 @@ from infllm_cli.options import (
     Sinks,
     Window,
 )
+
+if TYPE_CHECKING:
+    from infllm_cli.console import Console
 
 ABOUT = "Ask questions about documents of any length, on bounded memory."
 ASK = "Read FILE once and answer each QUESTION; answers go to standard output."
@@ -145,8 +148,9 @@ def ask(
     with clean_end(console):
         console.stage("starting")
         files = [file, *(more_files or [])]
-        asked = gather_questions(questions or [], questions_file, files, _stdin())
-        document = load_files(files, _stdin(), encoding, console.note)
+        stdin = _stdin(console, *files, questions_file)
+        asked = gather_questions(questions or [], questions_file, files, stdin)
+        document = load_files(files, stdin, encoding, console.note)
         from infllm_cli.ask import AskRequest, run_ask
 
         request = AskRequest(
@@ -213,7 +217,8 @@ def plan(
         console.stage("counting")
         document = None
         if file is not None:
-            document = load_files([file, *(more_files or [])], _stdin(), encoding, console.note)
+            files = [file, *(more_files or [])]
+            document = load_files(files, _stdin(console, *files), encoding, console.note)
         from infllm_cli import plan as planning
 
         if document is not None:
@@ -252,9 +257,14 @@ def _sizes(
     }
 
 
-def _stdin() -> BinaryIO | None:
-    """Standard input, which a parent process may have closed."""
-    return sys.stdin.buffer if sys.stdin is not None else None
+def _stdin(console: Console, *paths: str | None) -> BinaryIO | None:
+    """Standard input, which a parent process may have closed; a person is told that it is read."""
+    if sys.stdin is None:
+        return None
+    if "-" in paths and sys.stdin.isatty():
+        console.close()
+        console.note("type or paste the text, then Ctrl-D on a line of its own.")
+    return sys.stdin.buffer
 
 
 def _cache(cache_dir: Path | None) -> Path:

@@ -213,6 +213,8 @@ def _read(stream: BinaryIO, name: str) -> bytes:
     try:
         head = stream.read(HEAD_BYTES)
         refuse_formats(head, name)
+        if len(head) < HEAD_BYTES:
+            return head  # asked once more, a terminal would want a second Ctrl-D
         return b"".join((head, stream.read()))
     except OSError as error:
         reason = error.strerror or str(error)

@@ -27,6 +27,7 @@ def gather_questions(
         if not question.strip():
             raise UsageError("a question is empty; give it after the file.")
         _check_text(question)
+    _check_quotes(arguments, files[0])
     found = list(arguments)
     if questions_file is not None:
         if questions_file == "-" and "-" in files:
@@ -41,6 +42,16 @@ def gather_questions(
             "per line."
         )
     return found
+
+
+def _check_quotes(questions: Sequence[str], file: str) -> None:
+    """Refuse a question that the shell has cut into words: each would be asked for itself."""
+    words = [question.strip() for question in questions]
+    if len(words) >= 3 and not any(" " in w for w in words) and "?" not in "".join(words[:-1]):
+        raise UsageError(
+            f"{len(words)} questions of one word each; put a question in quotes: "
+            f'infllm ask {file} "{" ".join(words)}".'
+        )
 
 
 def _from_file(path: str, stdin: BinaryIO | None) -> list[str]:

@@ -48,6 +48,7 @@ def on_terminal(
     columns: int = 100,
     rows: int = 30,
     when: Callable[[bytes, Child], None] = lambda seen, child: None,
+    typing: Callable[[bytes, Child, Callable[[bytes], object]], None] | None = None,
     timeout: float = 60,
 ) -> Session:
     """Run a command on a terminal.
@@ -55,6 +56,7 @@ def on_terminal(
     Args:
         start: starts it on a terminal's descriptor.
         when: called with all that was written so far after each piece, to interrupt.
+        typing: the same with a function that types.
     """
     leader, follower = pty.openpty()
     fcntl.ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
@@ -76,6 +78,8 @@ def on_terminal(
                 break
             session.pieces.append((time.perf_counter() - began, piece))
             when(session.raw, child)
+            if typing is not None:
+                typing(session.raw, child, lambda keys: os.write(leader, keys))
     finally:
         os.close(leader)
     session.code = child.wait(timeout)

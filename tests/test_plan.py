@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -205,6 +206,13 @@ def test_the_calculator_prints_the_table_of_the_facts():
         327_680 * tokens for tokens in plan.TABLE_TOKENS
     ]
     assert plan.plan_shape(80, 8, 128, 1000, dtype="f32").needs[0].device_bytes == 655_360_000
+
+
+def test_the_table_of_the_readme_is_the_calculators():
+    plans = [plan.plan_shape(80, 8, 128, tokens) for tokens in plan.TABLE_TOKENS]
+    readme = (Path(__file__).parents[1] / "README.md").read_text()
+    table = "".join(f"    {line}\n" for line in plan.render(plans, as_json=False).splitlines())
+    assert "$ infllm plan --layers 80 --kv-heads 8 --head-dim 128\n" + table in readme
 
 
 @pytest.mark.parametrize(

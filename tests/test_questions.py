@@ -66,6 +66,13 @@ def test_swapped_file_and_question_are_seen():
     assert gather_questions(["x" * 5000], None, ["y" * 5000]) == ["x" * 5000]
 
 
+def test_a_question_without_quotes_is_seen():
+    with pytest.raises(UsageError, match=r'in quotes: infllm ask book.txt "Who is Ahab\?"'):
+        gather_questions(["Who", "is", "Ahab?"], None, [BOOK])
+    for asked in (["Ahab?", "Starbuck?", "Queequeg?"], ["Ahab", "Starbuck"], ["a b", "c", "d"]):
+        assert gather_questions(asked, None, [BOOK]) == asked
+
+
 def test_bytes_that_are_no_text_are_refused():
     with pytest.raises(UsageError, match="not UTF-8"):
         gather_questions([b"caf\xe9?".decode("utf-8", "surrogateescape")], None, [BOOK])

@@ -285,6 +285,23 @@ def test_a_mistake_in_the_files_is_told_without_loading_torch(place):
         assert done.returncode == 3 and file.encode() in done.stderr
 
 
+def test_a_person_who_types_the_document_is_told_how_to_end_it(server, place):
+    typed = []
+
+    def start(tty):
+        streams = (tty, tty, tty)
+        return server.start(ask(place, "What?", file="-"), streams, env=TERMINAL, answer="yes")
+
+    def type_it(seen, child, write):
+        if not typed and b"Ctrl-D" in seen:
+            typed.append(True)
+            write(b"The whale is white.\n\x04")
+
+    session = on_terminal(start, typing=type_it)
+    assert session.code == 0 and typed
+    assert any(line == "yes" for line in session.lines(100, 30))
+
+
 # --- ends ----------------------------------------------------------------------------------------
 
 
