@@ -37,9 +37,20 @@ def main() -> None:
         _say(f"infllm: the answer cannot be written: {error.strerror or error}.")
         full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
         sys.exit(CapacityError.exit_code if full else InfllmError.exit_code)
-    except MemoryError:
-        _say("infllm: out of memory. Choose a smaller --model or --window.")
-        sys.exit(5)
+    except (MemoryError, RuntimeError) as error:
+        if not _is_out_of_memory(error):
+            raise
+        _say(
+            "infllm: out of memory. Choose a smaller --model, --window or --chunk; `infllm plan` "
+            "tells what a document takes."
+        )
+        sys.exit(CapacityError.exit_code)
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    # torch has a kind of its own for GPUs, and none for processors.
+    kinds = {kind.__name__ for kind in type(error).__mro__}
+    return bool(kinds & {"MemoryError", "OutOfMemoryError"}) or "allocate memory" in str(error)
 
 
 def _mend_streams() -> None:

@@ -10,6 +10,7 @@ os.environ.setdefault("TRITON_INTERPRET", "1")
 
 import pytest
 import torch
+from forked import Server
 
 from infllm_cli.models import catalog
 
@@ -27,6 +28,14 @@ WITHOUT_MODEL = pytest.StashKey[int]()
 def cache(tmp_path):
     """A cache folder that does not exist yet."""
     return tmp_path / "cache"
+
+
+@pytest.fixture(scope="session")
+def server():
+    """Runs the command in forks of one process that has imported everything."""
+    server = Server()
+    yield server
+    server.close()
 
 
 @pytest.hookimpl(trylast=True)  # after -m and -k: what they leave out is not ours to count

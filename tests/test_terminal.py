@@ -15,7 +15,6 @@ import time
 from pathlib import Path
 
 import pytest
-from forked import Server
 from terminals import on_terminal
 from tiny_folder import save_folder
 from tiny_tokenizers import prose
@@ -31,13 +30,6 @@ MANY_WORDS = "word " * 2000
 MARKUP = "[/x] [bold]red[/bold] [/INST] 😀 世界 :smile:"
 ESCAPES = "\x1b[31mred\x1b[0m \x07bell \r return \x9b31m"
 TERMINAL = {"TERM": "xterm-256color"}
-
-
-@pytest.fixture(scope="module")
-def server():
-    server = Server()
-    yield server
-    server.close()
 
 
 @pytest.fixture(scope="module")
@@ -180,14 +172,6 @@ def test_markup_in_document_question_answer_and_names_is_printed_as_it_is(server
     assert "[/x] [bold]red[/bold] [/INST]" in seen and ":smile:" in seen
     assert f"{name}, line" in seen
     assert "[red]model" in seen
-
-
-def test_a_good_run_says_nothing_that_is_not_ours(place):
-    done = subprocess.run(
-        [*COMMAND, *map(str, ask(place, "What?", "--max-tokens", 3))], capture_output=True
-    )
-    assert done.returncode == 0
-    assert all(line.startswith("infllm: ") for line in done.stderr.decode().splitlines())
 
 
 def test_where_stderr_is_no_terminal_a_line_tells_each_tenth(server, place):
@@ -528,6 +512,31 @@ def test_a_document_above_the_host_limit_is_refused(server, place):
     done = server.run(ask(place, "What?", "--host-limit", "10kB"))
     assert done.returncode == 5 and done.stdout == b""
     assert b"--host-limit" in done.stderr and b"reading" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("raised", "code"),
+    [
+        ("MemoryError()", 5),
+        ("torch.OutOfMemoryError('CUDA out of memory')", 5),
+        ("RuntimeError('[enforce fail] DefaultCPUAllocator: can\\'t allocate memory: 9 bytes')", 5),
+        ("RuntimeError('shapes')", 1),
+    ],
+)
+def test_memory_that_runs_out_is_told_and_other_failures_keep_their_trace(
+    server, place, raised, code
+):
+    setup = (
+        "import torch\nfrom infllm_cli.reader import Reader\n"
+        f"def fail(*_, **__): raise {raised}\n"
+        "Reader.forward = fail"
+    )
+    done = server.run(ask(place, "What?", "-q"), setup=setup)
+    assert done.returncode == code and done.stdout == b""
+    if code == 5:
+        assert done.stderr.startswith(b"infllm: out of memory.") and done.stderr.count(b"\n") == 1
+    else:
+        assert b"Traceback" in done.stderr
 
 
 def test_completion_knows_commands_flags_and_models(server):
