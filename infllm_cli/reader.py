@@ -167,7 +167,7 @@ class Reader:
                 lambda text: len(self.prompt.tokenizer.encode(text)), document.text
             )
             # Only what is far above the limit: this is an estimate.
-            self._check_limit(document, count, 2 * host_limit_bytes)
+            self._check_limit(document, count, host_limit_bytes, times=2)
         tokens = self.prompt.tokenizer.encode(document.text)
         if len(tokens.ids) == 0:
             raise DocumentError(f"{document.name} holds no text that the model could read.")
@@ -187,16 +187,17 @@ class Reader:
         passages = cut_passages(document.text, tokens, [part.heading for part in document.parts])
         return Memory(document, tokens, len(self.prompt.prefix), state, passages, whole)
 
-    def _check_limit(self, document: Document, tokens: int, limit: int) -> None:
+    def _check_limit(self, document: Document, tokens: int, limit: int, *, times: int = 1) -> None:
         layers = [
             budget.LayerShape(g.kv_heads, g.head_dim, g.value_dim, g.sliding_window)
             for g in self.loaded.layers
         ]
         context = len(self.prompt.prefix) + tokens
         needed = budget.infllm(layers, self.loaded.dtype.itemsize, self.config, context).host_bytes
-        if needed > limit:
+        about = "about " if times > 1 else ""
+        if needed > times * limit:
             raise CapacityError(
-                f"{document.name}: the keys and values of its {tokens:,} tokens take "
+                f"{document.name}: the keys and values of its {about}{tokens:,} tokens take "
                 f"{size(needed)} of host memory, and the limit is {size(limit)} (--host-limit; by "
                 "default what is free). Ask a part of it, choose a smaller --model, or raise the "
                 "limit; `infllm plan` tells more."
