@@ -17,11 +17,11 @@ def main() -> None:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     from infllm_cli.cli import app
     from infllm_cli.errors import CapacityError, InfllmError, Interrupted, OutputClosed
-    from infllm_cli.interrupts import install
+    from infllm_cli.interrupts import two_stages
 
-    install()
     try:
-        app()
+        with two_stages():
+            app()
     except InfllmError as error:
         _say(f"infllm: {error}")
         sys.exit(error.exit_code)
@@ -32,9 +32,10 @@ def main() -> None:
         _close_output()
         sys.exit(end.exit_code)
     except OSError as error:
-        # What is not turned into an error where it happens: writing the answer.
+        # What is not turned into an error where it happens: writing the answer, first of all.
         _close_output()
-        _say(f"infllm: the answer cannot be written: {error.strerror or error}.")
+        what = error.filename or "the answer cannot be written"
+        _say(f"infllm: {what}: {error.strerror or error}.")
         full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
         sys.exit(CapacityError.exit_code if full else InfllmError.exit_code)
     except (MemoryError, RuntimeError) as error:

@@ -159,8 +159,7 @@ def load_document(
             data = _read(stream, name)
     except FileNotFoundError:
         raise DocumentError(
-            f"{name}: no such file; check the path (here: {Path.cwd()}), "
-            "or use `-` for standard input"
+            f"{name}: no such file; check the path (here: {_here()}), or use `-` for standard input"
         ) from None
     except PermissionError:
         raise DocumentError(
@@ -206,6 +205,13 @@ def decode_document(data: bytes, name: str, encoding: str | None = None) -> Docu
         sha256=hashlib.sha256(data).hexdigest(),
         line_starts=find_lines(text, name, used),
     )
+
+
+def _here() -> str:
+    try:
+        return str(Path.cwd())
+    except OSError:
+        return "a folder that has been removed"
 
 
 def _read(stream: BinaryIO, name: str) -> bytes:

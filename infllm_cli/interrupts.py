@@ -18,14 +18,24 @@ if TYPE_CHECKING:
 SHOW_CURSOR = "\x1b[?25h"  # a live display hides it
 
 
-def install() -> None:
+@contextlib.contextmanager
+def two_stages() -> Iterator[None]:
     """Let a second Ctrl-C end the process without waiting for what the first one began.
 
     Where the parent process ignores interrupts (`nohup`, a script's background job), they stay
     ignored.
     """
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        signal.signal(signal.SIGINT, _first)
+    before = signal.getsignal(signal.SIGINT)
+    if before is not signal.default_int_handler:
+        yield
+        return
+    signal.signal(signal.SIGINT, _first)
+    try:
+        yield
+    finally:
+        # After a first Ctrl-C the process is about to end: a second one still ends it at once.
+        if signal.getsignal(signal.SIGINT) is _first:
+            signal.signal(signal.SIGINT, before)
 
 
 def _first(number: int, frame: FrameType | None) -> None:

@@ -261,6 +261,14 @@ def test_path_that_leads_to_no_file(path, message, tmp_path, monkeypatch):
         load_document(path)
 
 
+def test_a_working_folder_that_is_gone_is_no_further_error(tmp_path, monkeypatch):
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    with pytest.raises(DocumentError, match="no such file.*has been removed"):
+        load_document("book.txt")
+
+
 def test_file_without_permission(tmp_path, monkeypatch):
     (tmp_path / "secret.txt").write_text("text")
 

@@ -19,6 +19,8 @@ from terminals import on_terminal
 from tiny_folder import save_folder
 from tiny_tokenizers import prose
 
+from infllm_cli.__main__ import main
+
 COMMAND = [sys.executable, "-m", "infllm_cli"]
 # Without torch: what it does, it does before.
 WITHOUT_TORCH = (
@@ -558,5 +560,8 @@ def test_completion_knows_commands_flags_and_models(server):
     assert done.returncode == 0 and b"_INFLLM_COMPLETE=complete_bash" in done.stdout
 
 
-def test_the_signal_handlers_are_those_of_python_without_the_command():
+def test_the_command_leaves_the_signal_handler_as_it_was(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["infllm", "--version"])
+    with pytest.raises(SystemExit):
+        main()
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
