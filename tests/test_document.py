@@ -265,7 +265,7 @@ def test_a_working_folder_that_is_gone_is_no_further_error(tmp_path, monkeypatch
     (tmp_path / "gone").mkdir()
     monkeypatch.chdir(tmp_path / "gone")
     (tmp_path / "gone").rmdir()
-    with pytest.raises(DocumentError, match="no such file.*has been removed"):
+    with pytest.raises(DocumentError, match=r"no such file.*has been removed"):
         load_document("book.txt")
 
 
