@@ -43,6 +43,7 @@ class AskRequest:
     seed: int
     answering: str
     reread_tokens: int
+    contrast: float | None
     evidence: int
     as_json: bool
     host_limit: str | None
@@ -61,6 +62,7 @@ class AskRequest:
             seed=self.seed,
             answering=Answering(self.answering),
             reread_tokens=self.reread_tokens,
+            contrast=self.contrast,
         )
 
 
@@ -104,7 +106,29 @@ def run_ask(request: AskRequest, console: Console, out: TextIO) -> None:
         allow_whole=all(size is None for size in request.sizes.values()),
         host_limit_bytes=host_limit,
     )
-    console.begin_reading(document.name, memory)
+    if options.answering is not Answering.PASSAGES:  # those need no memory
+        _read(reader, memory, request, console)
+    answers: list[Answer] = []
+    interrupted = False
+    for number, question in enumerate(request.questions):
+        answer = _ask_one(reader, memory, question, options, console, out, request.as_json, number)
+        answers.append(answer)
+        if request.evidence:
+            console.evidence(answer, request.evidence)
+        if answer.finish == "interrupted":
+            interrupted = True
+            break
+    console.report(reader, memory, answers, peak_bytes(reader, memory))
+    if request.as_json:
+        told = as_json(reader, memory, answers, request.evidence)
+        out.write(json_line(told, out))
+        out.flush()
+    if interrupted:
+        raise Interrupted
+
+
+def _read(reader: Reader, memory: Memory, request: AskRequest, console: Console) -> None:
+    console.begin_reading(memory.document.name, memory)
     try:
         for event in reader.read_steps(memory):
             console.chunk_read(event)
@@ -125,23 +149,6 @@ def run_ask(request: AskRequest, console: Console, out: TextIO) -> None:
         memory.read_tokens,
         memory.read_seconds,
     )
-    answers: list[Answer] = []
-    interrupted = False
-    for number, question in enumerate(request.questions):
-        answer = _ask_one(reader, memory, question, options, console, out, request.as_json, number)
-        answers.append(answer)
-        if request.evidence:
-            console.evidence(answer, request.evidence)
-        if answer.finish == "interrupted":
-            interrupted = True
-            break
-    console.report(reader, memory, answers, peak_bytes(reader, memory))
-    if request.as_json:
-        told = as_json(reader, memory, answers, request.evidence)
-        out.write(json_line(told, out))
-        out.flush()
-    if interrupted:
-        raise Interrupted
 
 
 def _ask_one(

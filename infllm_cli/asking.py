@@ -5,6 +5,7 @@ All of it happens between the memory's mark and its rollback: a question leaves 
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -14,9 +15,11 @@ import torch
 from torch import Tensor
 
 from infllm_cli import prompts, recall
+from infllm_cli.contrast import Continuation, contrasted
 from infllm_cli.decoding import IncrementalDecoder
 from infllm_cli.events import Answer, Looked, TokenOut
 from infllm_cli.evidence import AttentionRecord, mass_on_document
+from infllm_cli.memory.model_memory import ModelMemory
 from infllm_cli.memory.step import Phase, Step
 from infllm_cli.recall import Impression
 from infllm_cli.sampling import Answering, AnswerOptions, Sampler, is_looping
@@ -36,30 +39,50 @@ class Asking:
         self.question = question
         self.options = options
         self.prompt = reader.prompt
+        self.state = memory.state
 
     def steps(self) -> Iterator[Looked | TokenOut | Answer]:
         """Ask; the memory is as before when the iterator ends or is closed."""
         began = time.perf_counter()
         memory = self.memory
-        if memory.neutral is None:
+        alone = self.options.answering is Answering.PASSAGES
+        if alone:
+            self.state = self._fresh()
+        elif memory.neutral is None:
             memory.neutral = self._impression(recall.NEUTRAL_QUESTION, closing=True)
         passages: list[int] = []
-        if self.options.answering is Answering.BOTH and not memory.whole:
+        if alone or (self.options.answering is Answering.BOTH and not memory.whole):
             passages = self._recall()
+        neutral = None if alone else memory.neutral
         record = AttentionRecord(
             memory.document,
             memory.tokens,
             memory.passages,
-            memory.first_position,
-            neutral_ask=memory.neutral.asked,
-            neutral_answer=memory.neutral.closed,
+            None if alone else memory.first_position,
+            neutral_ask=neutral and neutral.asked,
+            neutral_answer=neutral and neutral.closed,
         )
-        with memory.state.question():
-            start = memory.state.tokens
-            self._pass(Phase.READ, self.prompt.turn, start)
+        with self.state.question():
+            start = self.state.tokens
             if passages:
                 self._reread(passages, record, start)
+            turn = self.prompt.shown if self.options.contrast_strength else self.prompt.turn
+            self._pass(Phase.READ, turn, start)
             yield from self._answer(passages, record, start, began)
+
+    def _fresh(self) -> ModelMemory:
+        """A memory of nothing but the prompt's beginning, for passages without their document."""
+        reader = self.reader
+        trained = reader.loaded.trained_length
+        state = ModelMemory(
+            reader.loaded.layers_for(reader.config.context_tokens),
+            reader.config,
+            trained_length=trained,
+            whole_tokens=trained,
+        )
+        if len(self.prompt.prefix):
+            reader.forward(state, Phase.READ, torch.from_numpy(self.prompt.prefix))
+        return state
 
     # -- recall -------------------------------------------------------------------------------
 
@@ -85,31 +108,32 @@ class Asking:
     def _recall(self) -> list[int]:
         """The passages to re-read, in document order."""
         memory = self.memory
-        assert memory.neutral is not None
         rankings = [memory.words.scores(self.question)]
+        sizes = np.diff(memory.passages.borders)
+        if self.options.answering is Answering.PASSAGES:
+            return recall.choose(rankings[0], sizes, self.options.reread_tokens)
+        assert memory.neutral is not None
         profile = self._impression(self.question).profile
         if profile.size:
             per_block = recall.attention_scores(profile, memory.neutral.profile)
             rankings.append(memory.to_passages(per_block))
         fused = recall.fuse(rankings, recall.WEIGHTS)
-        sizes = np.diff(memory.passages.borders)
         return recall.choose(fused, sizes, self.options.reread_tokens)
 
     def _reread(self, chosen: list[int], record: AttentionRecord, start: int) -> None:
         """Let passages go through the model again, as text behind the document."""
         memory = self.memory
         parts: list[np.ndarray] = []
-        position = memory.state.tokens
+        position = self.state.tokens
         between = self.prompt.plain_ids(prompts.BETWEEN_PASSAGES)
         for index in chosen:
-            if parts:
+            if parts or record.first is not None:
                 parts.append(between)
                 position += len(between)
             first, last = memory.passages.borders[index : index + 2]
             parts.append(memory.tokens.ids[first:last].astype(np.int64))
             record.reread(position, int(first), int(last - first))
             position += int(last - first)
-        parts.append(self.prompt.plain_ids(prompts.AFTER_PASSAGES))
         # Read like the document: scoring every stored key for each of these tokens would cost
         # more than it finds.
         self._pass(Phase.READ, np.concatenate(parts), start)
@@ -119,9 +143,10 @@ class Asking:
     def _answer(
         self, passages: list[int], record: AttentionRecord, start: int, began: float
     ) -> Iterator[Looked | TokenOut | Answer]:
-        prompt, state = self.prompt, self.memory.state
+        prompt, state = self.prompt, self.state
+        task = prompt.task_ids()
         # The task is the same for every question: where it looks is no evidence.
-        record.calibrate(self._pass(Phase.ASK, prompt.task_ids(), start)[-1])
+        record.calibrate(self._pass(Phase.ASK, task, start)[-1])
         ids = np.concatenate([prompt.question_ids(self.question), prompt.closing])
         logits = None
         for index, piece in enumerate(self._pieces(ids)):
@@ -130,6 +155,27 @@ class Asking:
                 state, Phase.ASK, piece, keep_from=start, want_logits=True
             )
             yield _looked(step, index, "", record, before)
+        assert logits is not None
+        strength = self.options.contrast_strength
+        with contextlib.ExitStack() as stack:
+            without = None
+            if strength:
+                asked = self.reader.contrast.question(np.concatenate([task, ids]))
+                without = stack.enter_context(asked)
+            yield from self._write(logits, without, strength, passages, record, start, began)
+
+    def _write(
+        self,
+        logits: Tensor,
+        without: Continuation | None,
+        strength: float,
+        passages: list[int],
+        record: AttentionRecord,
+        start: int,
+        began: float,
+    ) -> Iterator[Looked | TokenOut | Answer]:
+        """The answer, token by token, from the logits [V] of its first."""
+        prompt, state = self.prompt, self.state
         sampler = Sampler(self.options)
         decoder = IncrementalDecoder(self.reader.loaded.tokenizer.backend_tokenizer)
         written: list[int] = []
@@ -137,7 +183,8 @@ class Asking:
         first_token_seconds = 0.0
         finish = "length"
         while True:
-            assert logits is not None
+            if without is not None:
+                logits = contrasted(logits, without.logits, strength)
             token = sampler(logits)
             if not written:
                 first_token_seconds = time.perf_counter() - began
@@ -158,6 +205,9 @@ class Asking:
             step, logits = self.reader.forward(
                 state, Phase.ANSWER, torch.tensor([token]), keep_from=start, want_logits=True
             )
+            assert logits is not None
+            if without is not None:
+                without.follow(token)
             yield _looked(step, len(written) - 1, certain, record, before)
         self.memory.note_device_bytes()
         rest = decoder.finish()
@@ -182,7 +232,7 @@ class Asking:
 
     def _pass(self, phase: Phase, ids: np.ndarray, keep_from: int) -> list[Step]:
         """Let ids [n] go through the model, a chunk at a time."""
-        forward, state = self.reader.forward, self.memory.state
+        forward, state = self.reader.forward, self.state
         return [forward(state, phase, ids, keep_from=keep_from)[0] for ids in self._pieces(ids)]
 
 

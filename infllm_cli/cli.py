@@ -13,7 +13,7 @@ from infllm_cli.config_file import config_path, load_config
 from infllm_cli.errors import UsageError
 from infllm_cli.interrupts import clean_end
 from infllm_cli.options import (
-    ADVANCED,
+    EVAL_EXAMPLES,
     EXAMPLES,
     EXIT_CODES,
     PLAN_EXAMPLES,
@@ -22,6 +22,7 @@ from infllm_cli.options import (
     Blocks,
     Cache,
     Chunk,
+    ContrastOption,
     Device,
     Dtype,
     Encoding,
@@ -32,7 +33,9 @@ from infllm_cli.options import (
     Precision,
     Quiet,
     ReadBlocks,
+    RereadTokens,
     Sinks,
+    WayChoice,
     Window,
 )
 
@@ -41,6 +44,7 @@ if TYPE_CHECKING:
 
 ABOUT = "Ask questions about documents of any length, on bounded memory."
 ASK = "Read FILE once and answer each QUESTION; answers go to standard output."
+EVAL = "Ask questions whose answers are known, in several ways; a table on standard output."
 PLAN = "What reading FILE would take: tokens, memory by policy, time. Loads no weights."
 
 app = typer.Typer(
@@ -54,6 +58,8 @@ app = typer.Typer(
 )
 model_app = typer.Typer(help="List, fetch and describe models.", no_args_is_help=True)
 app.add_typer(model_app, name="model", rich_help_panel=None)
+eval_app = typer.Typer(help="Measure answers.", no_args_is_help=True)
+app.add_typer(eval_app, name="eval", rich_help_panel=None)
 
 
 def _version(value: bool) -> None:
@@ -107,7 +113,8 @@ def ask(
         AnsweringChoice,
         typer.Option(
             envvar="INFLLM_ANSWERING",
-            help="both: the memory, and the best passages read again; memory: the memory alone.",
+            help="both: the memory, and the best passages read again; memory: the memory alone; "
+            "passages: those with the question's words alone, at once.",
         ),
     ] = AnsweringChoice.BOTH,
     evidence: Annotated[
@@ -130,14 +137,8 @@ def ask(
     blocks: Blocks = None,
     read_blocks: ReadBlocks = None,
     chunk: Chunk = None,
-    reread_tokens: Annotated[
-        int,
-        typer.Option(
-            envvar="INFLLM_REREAD_TOKENS",
-            help="Passages read again, tokens.",
-            rich_help_panel=ADVANCED,
-        ),
-    ] = 480,
+    reread_tokens: RereadTokens = 480,
+    contrast: ContrastOption = None,
 ) -> None:
     """Read FILE once and answer each QUESTION; answers go to standard output."""
     from infllm_cli.console import open_console
@@ -166,6 +167,7 @@ def ask(
             seed=seed,
             answering=answering.value,
             reread_tokens=reread_tokens,
+            contrast=contrast,
             evidence=evidence,
             as_json=as_json,
             host_limit=host_limit,
@@ -271,6 +273,65 @@ def _cache(cache_dir: Path | None) -> Path:
     from infllm_cli.models.catalog import default_cache_dir
 
     return cache_dir or default_cache_dir()
+
+
+@eval_app.command("questions", help=f"{EVAL}\n\n{EVAL_EXAMPLES}", epilog=EXIT_CODES)
+def eval_questions(
+    file: Annotated[
+        Path,
+        typer.Argument(
+            metavar="FILE.json",
+            help="A list of objects: document (a file beside the list), question, answer (a "
+            "regular expression), passage (text the answer follows from), kind.",
+        ),
+    ],
+    answering: Annotated[
+        list[WayChoice] | None,
+        typer.Option(help="May be repeated.", show_default="all four"),
+    ] = None,
+    documents: Annotated[
+        list[str] | None,
+        typer.Option("--document", metavar="NAME", help="Only these; may be repeated."),
+    ] = None,
+    model: Model = None,
+    device: Device = "auto",
+    dtype: Precision = Dtype.AUTO,
+    max_tokens: Annotated[int, typer.Option(help="Longest answer, in tokens.")] = 48,
+    reread_tokens: RereadTokens = 480,
+    contrast: ContrastOption = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+    cache_dir: Cache = None,
+    window: Window = None,
+    sinks: Sinks = None,
+    blocks: Blocks = None,
+    read_blocks: ReadBlocks = None,
+    chunk: Chunk = None,
+) -> None:
+    """Ask questions whose answers are known, in several ways; print a table."""
+    from infllm_cli.console import open_console
+    from infllm_cli.evaluate.questions import load_questions
+
+    console = open_console(quiet=quiet)
+    with clean_end(console):
+        console.stage("starting")
+        questions = load_questions(file, only=documents)
+        from infllm_cli.evaluate.runner import EvalRequest, run_eval
+
+        request = EvalRequest(
+            questions=questions,
+            ways=[way.value for way in answering or WayChoice],
+            model=model,
+            device=device,
+            dtype=dtype.value,
+            cache_dir=cache_dir,
+            max_tokens=max_tokens,
+            reread_tokens=reread_tokens,
+            contrast=contrast,
+            as_json=as_json,
+            sizes=_sizes(window, sinks, blocks, read_blocks, chunk),
+        )
+        run_eval(request, console, sys.stdout)
 
 
 @model_app.command("list")

@@ -43,6 +43,8 @@ class AttentionRecord:
     re-read as text next to the question. Both count for the same passage.
 
     Args:
+        first_position: absolute position of the document's first token in the memory, or None where
+            the model sees no memory but only re-read passages.
         neutral_ask, neutral_answer: [n] mass per token that a neutral question and the beginning of
             its answer draw: sinks, the document's end and tokens that every question looks at are
             no evidence.
@@ -53,7 +55,7 @@ class AttentionRecord:
         document: Document,
         tokens: Tokens,
         passages: Passages,
-        first_position: int,
+        first_position: int | None,
         *,
         neutral_ask: np.ndarray | None = None,
         neutral_answer: np.ndarray | None = None,
@@ -92,7 +94,9 @@ class AttentionRecord:
 
     def add(self, step: Step) -> tuple[float, np.ndarray]:
         """Record a step; its share of mass on the document, and its mass per passage [P]."""
-        in_memory = mass_on_document(step, self.first, len(self.tokens))
+        in_memory = np.zeros(len(self.tokens))
+        if self.first is not None:
+            in_memory = mass_on_document(step, self.first, len(self.tokens))
         reread = self._mass_on_reread(step)
         excess = in_memory - self._neutral[step.phase] + reread - self._reread_neutral
         self._excess += excess

@@ -17,6 +17,11 @@ Examples:
   infllm ask server.log "When did the disk fill up?" --evidence 3
   infllm ask book.txt "Who is Ahab?" --json | jq -r '.answers[0].answer'
 """
+EVAL_EXAMPLES = """\b
+Examples:
+  infllm eval questions samples/questions.json
+  infllm eval questions mine.json --answering both --answering passages --json > results.json
+"""
 PLAN_EXAMPLES = """\b
 Examples:
   infllm plan book.txt
@@ -51,6 +56,16 @@ class AnsweringChoice(str, enum.Enum):
 
     BOTH = "both"
     MEMORY = "memory"
+    PASSAGES = "passages"
+
+
+class WayChoice(str, enum.Enum):
+    """Choices of `eval questions --answering`."""
+
+    BOTH = "both"
+    MEMORY = "memory"
+    PASSAGES = "passages"
+    DENSE = "dense"
 
 
 Files = Annotated[
@@ -128,6 +143,25 @@ ReadBlocks = Annotated[
 Chunk = Annotated[
     int | None,
     typer.Option(envvar="INFLLM_CHUNK", help="Tokens per reading step.", rich_help_panel=ADVANCED),
+]
+RereadTokens = Annotated[
+    int,
+    typer.Option(
+        envvar="INFLLM_REREAD_TOKENS",
+        help="Passages read again, tokens.",
+        rich_help_panel=ADVANCED,
+    ),
+]
+ContrastOption = Annotated[
+    float | None,
+    typer.Option(
+        "--contrast",
+        envvar="INFLLM_CONTRAST",
+        help="How much what the document adds outweighs what the model would say without it; "
+        "0: not at all.",
+        show_default="1 with --answering both, else 0",
+        rich_help_panel=ADVANCED,
+    ),
 ]
 HostLimit = Annotated[
     str | None,

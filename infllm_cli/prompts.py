@@ -22,10 +22,26 @@ FIRST_MARKER = "\x02document\x03"
 # about the text and not as its continuation. On the sample story the default model then answers 12
 # instead of 10 of 24 questions from four passages.
 ACKNOWLEDGED = "I have read the text. What is your question?"
+# Two worked examples between document and question show a small model that an answer is a few words
+# of the text. It also takes them for the text ("Nine shillings"): only `contrast` mends that, so
+# without it they do harm (measured: 4 instead of 10 of 24 questions).
+EXAMPLES = (
+    (
+        "The old lighthouse on Gull Rock was painted red and white in 1902, and its keeper, a "
+        "widower named Amos Pell, grew leeks behind it.",
+        "What is the name of the keeper of the lighthouse?",
+        "Amos Pell.",
+    ),
+    (
+        "She paid the carter nine shillings and waited. It was only after supper that her brother "
+        "came, carrying a lantern and a wet umbrella.",
+        "How much did she pay the carter?",
+        "Nine shillings.",
+    ),
+)
 TASK = "Answer the question from the text above, in a few words.\n\n"
 QUESTION = "Question: "
 PLAIN_ANSWER = "\nAnswer:"  # where there is no chat template
-AFTER_PASSAGES = "\n\n"
 BETWEEN_PASSAGES = "\n\n...\n\n"
 
 
@@ -36,6 +52,7 @@ class Prompt:
     Attributes:
         prefix: [n] ids before the document (system message, opening of the user's turn, BOS).
         turn: [n] ids between the document and the turn that asks.
+        shown: [n] the same, with examples of questions and answers on the way.
         closing: [n] ids after the question (end of the user's turn, opening of the answer).
         stop_ids: ids that end an answer.
         is_chat: whether the model has a chat template.
@@ -44,6 +61,7 @@ class Prompt:
     tokenizer: PlainTokenizer
     prefix: np.ndarray
     turn: np.ndarray
+    shown: np.ndarray
     closing: np.ndarray
     stop_ids: frozenset[int]
     is_chat: bool
@@ -70,25 +88,29 @@ def build_prompt(tokenizer: Any, generation_config: Any) -> Prompt:
     control = _stop_ids(generation_config, tokenizer)
     is_chat = bool(getattr(tokenizer, "chat_template", None))
     before, between, after = "", "\n\n", PLAIN_ANSWER
+    shown = between
     if is_chat:
-        before, between, after = _turns(tokenizer)
+        before, between, after = _turns(tokenizer, [])
+        _, shown, _ = _turns(tokenizer, _example_turns())
         control |= _turn_end(tokenizer)
     prefix = _one_bos(tokenizer, _ids(tokenizer, before))
     return Prompt(
         tokenizer=PlainTokenizer(tokenizer.backend_tokenizer, control),
         prefix=prefix,
         turn=_ids(tokenizer, between),
+        shown=_ids(tokenizer, shown),
         closing=_ids(tokenizer, after),
         stop_ids=frozenset(control),
         is_chat=is_chat,
     )
 
 
-def _turns(tokenizer: Any) -> tuple[str, str, str]:
+def _turns(tokenizer: Any, examples: list[dict[str, str]]) -> tuple[str, str, str]:
     """What the template writes before the document, between it and the question, and after."""
     conversation = [
         {"role": "user", "content": FIRST_MARKER},
         {"role": "assistant", "content": ACKNOWLEDGED},
+        *examples,
         {"role": "user", "content": MARKER},
     ]
     with contextlib.suppress(ModelError):  # a template that takes no answers
@@ -102,6 +124,15 @@ def _turns(tokenizer: Any) -> tuple[str, str, str]:
     if len(pieces) != 2:
         raise ModelError("the model's chat template does not keep the user's message as it is.")
     return pieces[0], "\n\n", pieces[1]
+
+
+def _example_turns() -> list[dict[str, str]]:
+    turns = []
+    for text, question, answer in EXAMPLES:
+        asked = f"{text}\n\n{TASK}{QUESTION}{question}"
+        turns.append({"role": "user", "content": asked})
+        turns.append({"role": "assistant", "content": answer})
+    return turns
 
 
 def _render(tokenizer: Any, conversation: list[dict[str, str]]) -> str:

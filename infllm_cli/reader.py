@@ -18,6 +18,7 @@ from torch import Tensor
 from infllm_cli import budget, prompts
 from infllm_cli.asking import Asking
 from infllm_cli.attention import MemoryCall, forward
+from infllm_cli.contrast import Contrast
 from infllm_cli.document import Document
 from infllm_cli.errors import CapacityError, DocumentError, InfllmError, UsageError
 from infllm_cli.events import Answer, ChunkRead, Looked, TokenOut
@@ -27,7 +28,7 @@ from infllm_cli.memory.step import Phase, Step
 from infllm_cli.models.loading import LoadedModel, load_model, quiet_transformers
 from infllm_cli.passages import Passages, cut_passages
 from infllm_cli.recall import Impression
-from infllm_cli.sampling import AnswerOptions
+from infllm_cli.sampling import Answering, AnswerOptions
 from infllm_cli.tokens import Tokens
 from infllm_cli.wording import size
 from infllm_cli.words import WordIndex
@@ -102,6 +103,11 @@ class Reader:
         with quiet_transformers():
             self.prompt = prompts.build_prompt(loaded.tokenizer, loaded.model.generation_config)
 
+    @cached_property
+    def contrast(self) -> Contrast:
+        """The model without a document."""
+        return Contrast(self)
+
     @classmethod
     def load(
         cls,
@@ -137,7 +143,7 @@ class Reader:
     def reserve_for(self, questions: list[str], options: AnswerOptions) -> int:
         """Tokens that the longest question and its answer take behind a document."""
         longest = max(len(self.prompt.question_ids(question)) for question in questions)
-        around = len(self.prompt.turn) + len(self.prompt.task_ids()) + len(self.prompt.closing)
+        around = len(self.prompt.shown) + len(self.prompt.task_ids()) + len(self.prompt.closing)
         return longest + around + options.max_tokens
 
     # -- reading ----------------------------------------------------------------------------
@@ -252,8 +258,10 @@ class Reader:
         """
         if not question.strip():
             raise UsageError("the question is empty; give one after the file.")
-        assert memory.complete, "a document is asked after it has been read"
-        return Asking(self, memory, question, options or AnswerOptions()).steps()
+        options = options or AnswerOptions()
+        needs_memory = options.answering is not Answering.PASSAGES
+        assert memory.complete or not needs_memory, "a document is asked after it has been read"
+        return Asking(self, memory, question, options).steps()
 
     def ask(
         self,

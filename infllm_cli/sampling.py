@@ -10,12 +10,15 @@ from torch import Tensor
 
 from infllm_cli.errors import InfllmError, UsageError
 
+CONTRAST = 1.0
+
 
 class Answering(enum.Enum):
     """What an answer rests on."""
 
     BOTH = "both"  # the memory, and the best passages re-read as text
     MEMORY = "memory"  # the memory alone, as in the paper
+    PASSAGES = "passages"  # BM25's passages as text, no memory: what a retrieval script does
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +35,7 @@ class AnswerOptions:
     seed: int = 0
     answering: Answering = Answering.BOTH
     reread_tokens: int = 480  # with the question about one chunk
+    contrast: float | None = None  # strength of `contrast`; None: what suits `answering`
 
     def __post_init__(self) -> None:
         """Refuse what cannot be sampled from."""
@@ -41,6 +45,15 @@ class AnswerOptions:
             raise UsageError(f"--temperature is {self.temperature}; choose 0 to 10.")
         if not 0 < self.top_p <= 1:
             raise UsageError(f"--top-p is {self.top_p}; choose above 0 and up to 1.")
+        if self.contrast is not None and not 0 <= self.contrast <= 5:
+            raise UsageError(f"--contrast is {self.contrast}; choose 0 (off) to 5.")
+
+    @property
+    def contrast_strength(self) -> float:
+        """The two simple ways are the method of the paper and a plain script: without contrast."""
+        if self.contrast is not None:
+            return self.contrast
+        return CONTRAST if self.answering is Answering.BOTH else 0.0
 
 
 class Sampler:

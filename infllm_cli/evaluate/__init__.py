@@ -1,0 +1,1 @@
+"""Measuring answers: questions with known answers, asked in several ways."""

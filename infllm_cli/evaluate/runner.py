@@ -1,0 +1,248 @@
+"""Ask questions with known answers in several ways, and count what came out."""
+
+from __future__ import annotations
+
+import enum
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TextIO
+
+from infllm_cli import machine
+from infllm_cli.document import Document, load_document
+from infllm_cli.evaluate.questions import Question
+from infllm_cli.events import Answer
+from infllm_cli.evidence import Passage
+from infllm_cli.reader import Memory, Reader
+from infllm_cli.sampling import Answering, AnswerOptions
+from infllm_cli.wording import visible
+
+if TYPE_CHECKING:
+    from infllm_cli.console import Console
+
+EVIDENCE_PASSAGES = 3  # the passage must be among the first this many
+
+
+class Way(str, enum.Enum):
+    """How a question is answered."""
+
+    BOTH = "both"
+    MEMORY = "memory"
+    PASSAGES = "passages"
+    DENSE = "dense"  # the whole document attended, where it fits the model
+
+
+@dataclass(frozen=True)
+class Result:
+    """One question answered in one way.
+
+    Attributes:
+        reread: whether the passage stood beside the question as text; None where nothing did.
+        evidence: whether the passage is among the first `EVIDENCE_PASSAGES` of the evidence.
+    """
+
+    question: Question
+    way: Way
+    text: str
+    answered: bool
+    reread: bool | None
+    evidence: bool
+    seconds: float
+    first_token_seconds: float
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values, for `--json`."""
+        return {
+            "document": self.question.document.name,
+            "kind": self.question.kind,
+            "question": self.question.text,
+            "answering": self.way.value,
+            "answer": self.text,
+            "answered": self.answered,
+            "reread": self.reread,
+            "evidence": self.evidence,
+            "seconds": round(self.seconds, 3),
+            "first_token_seconds": round(self.first_token_seconds, 3),
+        }
+
+
+@dataclass(frozen=True)
+class EvalRequest:
+    """What the user asked for, as the command line gives it."""
+
+    questions: list[Question]
+    ways: list[str]
+    model: str | None
+    device: str
+    dtype: str
+    cache_dir: Path | None
+    max_tokens: int
+    reread_tokens: int
+    contrast: float | None
+    as_json: bool
+    sizes: dict[str, int | None]
+
+
+def run_eval(request: EvalRequest, console: Console, out: TextIO) -> None:
+    """Measure, and print a table or with `--json` every answer.
+
+    Raises:
+        InfllmError: see the modules.
+    """
+    options = AnswerOptions(
+        max_tokens=request.max_tokens,
+        reread_tokens=request.reread_tokens,
+        contrast=request.contrast,
+    )
+    console.stage("loading the model")
+    reader = Reader.load(
+        request.model,
+        device=request.device,
+        dtype=request.dtype,
+        cache_dir=request.cache_dir,
+        progress=console.fetching,
+        **request.sizes,
+    )
+    ways = [Way(way) for way in request.ways]
+    results = []
+    for result in run_questions(reader, request.questions, ways, options, console):
+        results.append(result)
+        verdict = "right" if result.answered else "wrong"
+        console.note(
+            f"{result.way.value}: {verdict}: {result.question.text} -> {visible(result.text)}"
+        )
+    if request.as_json:
+        told = {"model": reader.loaded.name, "results": [r.as_dict() for r in results]}
+        json.dump(told, out, ensure_ascii=False)
+        out.write("\n")
+    else:
+        out.write(as_text(table(results)))
+    out.flush()
+
+
+def run_questions(
+    reader: Reader,
+    questions: list[Question],
+    ways: list[Way],
+    options: AnswerOptions,
+    console: Console,
+) -> Iterator[Result]:
+    """Read each document once and put its questions to it, in every way asked for.
+
+    Raises:
+        InfllmError: a document that cannot be read, a passage that is not in it.
+    """
+    by_document: dict[Path, list[Question]] = {}
+    for question in questions:
+        by_document.setdefault(question.document, []).append(question)
+    documents = {path: load_document(str(path)) for path in by_document}
+    for path, asked in by_document.items():
+        for question in asked:
+            question.lines(documents[path])  # refuse what cannot be judged before reading
+    for path, asked in by_document.items():
+        document = documents[path]
+        tiered = [way for way in ways if way is not Way.DENSE]
+        if tiered:
+            memory = reader.open(
+                document, allow_whole=False, host_limit_bytes=machine.available_memory()
+            )
+            if tiered != [Way.PASSAGES]:
+                _read(reader, memory, console)
+            yield from _ask_all(reader, memory, asked, tiered, options, console)
+            del memory  # before the next one: two arenas may be more than there is
+        if Way.DENSE in ways:
+            longest = reader.reserve_for([question.text for question in asked], options)
+            memory = reader.open(document, reserve_tokens=longest)
+            if not memory.whole:
+                console.note(f"{document.name} does not fit the model as a whole: no dense row.")
+                continue
+            _read(reader, memory, console)
+            yield from _ask_all(reader, memory, asked, [Way.DENSE], options, console)
+
+
+def _read(reader: Reader, memory: Memory, console: Console) -> None:
+    console.begin_reading(memory.document.name, memory)
+    for event in reader.read_steps(memory):
+        console.chunk_read(event)
+    console.end_reading(memory)
+
+
+def _ask_all(
+    reader: Reader,
+    memory: Memory,
+    questions: list[Question],
+    ways: list[Way],
+    options: AnswerOptions,
+    console: Console,
+) -> Iterator[Result]:
+    for number, question in enumerate(questions, 1):
+        for way in ways:
+            console.stage(
+                f"{memory.document.name}: question {number} of {len(questions)}, {way.value}"
+            )
+            answering = Answering.MEMORY if way is Way.DENSE else Answering(way.value)
+            answer = reader.ask(memory, question.text, replace(options, answering=answering))
+            yield judge(question, way, answer, memory.document)
+
+
+def judge(question: Question, way: Way, answer: Answer, document: Document) -> Result:
+    """Compare an answer with what is known."""
+    lines = question.lines(document)
+
+    def holds(passages: list[Passage]) -> bool:
+        return any(p.lines[0] <= line <= p.lines[1] for p in passages for line in lines)
+
+    return Result(
+        question=question,
+        way=way,
+        text=answer.text,
+        answered=question.is_answered_by(answer.text),
+        reread=holds(answer.reread) if answer.reread else None,
+        evidence=holds(answer.evidence[:EVIDENCE_PASSAGES]),
+        seconds=answer.seconds,
+        first_token_seconds=answer.first_token_seconds,
+    )
+
+
+def table(results: list[Result]) -> list[list[str]]:
+    """Rows of a table, the header first: a group is a document and a kind of question."""
+    rows = [["document", "kind", "answering", "answered", "re-read", "evidence", "first token"]]
+    groups: dict[tuple[str, str, Way], list[Result]] = {}
+    for result in results:
+        where = (result.question.document.name, result.question.kind)
+        for group in (where, ("all", result.question.kind)):
+            groups.setdefault((*group, result.way), []).append(result)
+    documents = {document for document, _, _ in groups if document != "all"}
+    for (document, kind, way), group in sorted(
+        groups.items(), key=lambda item: (item[0][0] == "all", item[0][0], item[0][1])
+    ):
+        if document == "all" and len(documents) == 1:
+            continue
+        n = len(group)
+        reread = [result.reread for result in group if result.reread is not None]
+        seconds = sum(result.first_token_seconds for result in group) / n
+        rows.append(
+            [
+                document,
+                kind,
+                way.value,
+                f"{sum(result.answered for result in group)}/{n}",
+                f"{sum(reread)}/{n}" if reread else "-",
+                f"{sum(result.evidence for result in group)}/{n}",
+                f"{seconds:.1f} s",
+            ]
+        )
+    return rows
+
+
+def as_text(rows: list[list[str]]) -> str:
+    """A table that reads well as it is and is Markdown, too."""
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+
+    def line(cells: list[str]) -> str:
+        padded = (cell.ljust(width) for cell, width in zip(cells, widths, strict=True))
+        return "| " + " | ".join(padded) + " |\n"
+
+    rule = "|" + "|".join("-" * (width + 2) for width in widths) + "|\n"
+    return line(rows[0]) + rule + "".join(line(row) for row in rows[1:])
