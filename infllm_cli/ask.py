@@ -43,6 +43,7 @@ class AskRequest:
     seed: int
     answering: str
     reread_tokens: int
+    candidates: int
     contrast: float | None
     evidence: int
     as_json: bool
@@ -62,6 +63,7 @@ class AskRequest:
             seed=self.seed,
             answering=Answering(self.answering),
             reread_tokens=self.reread_tokens,
+            candidates=self.candidates,
             contrast=self.contrast,
         )
 

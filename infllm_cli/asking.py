@@ -19,6 +19,7 @@ from infllm_cli.contrast import Continuation, contrasted
 from infllm_cli.decoding import IncrementalDecoder
 from infllm_cli.events import Answer, Looked, TokenOut
 from infllm_cli.evidence import AttentionRecord, mass_on_document
+from infllm_cli.likelihood import can_judge, question_likelihood
 from infllm_cli.memory.model_memory import ModelMemory
 from infllm_cli.memory.step import Phase, Step
 from infllm_cli.recall import Impression
@@ -48,12 +49,10 @@ class Asking:
         alone = self.options.answering is Answering.PASSAGES
         if alone:
             self.state = self._fresh()
-        elif memory.neutral is None:
-            memory.neutral = self._impression(recall.NEUTRAL_QUESTION, closing=True)
         passages: list[int] = []
         if alone or (self.options.answering is Answering.BOTH and not memory.whole):
             passages = self._recall()
-        neutral = None if alone else memory.neutral
+        neutral = None if alone else self._neutral()
         record = AttentionRecord(
             memory.document,
             memory.tokens,
@@ -66,8 +65,7 @@ class Asking:
             start = self.state.tokens
             if passages:
                 self._reread(passages, record, start)
-            turn = self.prompt.shown if self.options.contrast_strength else self.prompt.turn
-            self._pass(Phase.READ, turn, start)
+            self._pass(Phase.READ, self._turn(), start)
             yield from self._answer(passages, record, start, began)
 
     def _fresh(self) -> ModelMemory:
@@ -84,7 +82,18 @@ class Asking:
             reader.forward(state, Phase.READ, torch.from_numpy(self.prompt.prefix))
         return state
 
+    def _turn(self) -> np.ndarray:
+        """Ids [n] between the document and the turn that asks."""
+        return self.prompt.shown if self.options.contrast_strength else self.prompt.turn
+
     # -- recall -------------------------------------------------------------------------------
+
+    def _neutral(self) -> Impression:
+        """Where a question about nothing in particular looks; found once, the same for all."""
+        shown = bool(self.options.contrast_strength)
+        if shown not in self.memory.neutral:
+            self.memory.neutral[shown] = self._impression(recall.NEUTRAL_QUESTION, closing=True)
+        return self.memory.neutral[shown]
 
     def _impression(self, question: str, *, closing: bool = False) -> Impression:
         """Put a question to the memory without an answer: where do its own words look?
@@ -100,25 +109,54 @@ class Asking:
         with memory.state.question():
             start = memory.state.tokens
             # Nobody asks where these look: a cheap lookup is enough.
-            self._pass(Phase.READ, np.concatenate([prompt.turn, prompt.task_ids()]), start)
+            self._pass(Phase.READ, np.concatenate([self._turn(), prompt.task_ids()]), start)
             asked = self._pass(Phase.ASK, prompt.question_ids(question), start)
             closed = self._pass(Phase.ASK, prompt.closing, start) if closing else asked
         return Impression(recall.attention_profile(asked), mass(asked), mass(closed))
 
     def _recall(self) -> list[int]:
         """The passages to re-read, in document order."""
-        memory = self.memory
-        rankings = [memory.words.scores(self.question)]
+        memory, most = self.memory, self.options.candidates
+        words = memory.words.scores(self.question)
+        rankings, weights = [words], [1.0]
+        if self.options.answering is Answering.PASSAGES or most == 0:
+            pass
+        elif can_judge(memory.state):
+            rankings.append(self._likelihood(words, most))
+            weights.append(recall.LIKELIHOOD_WEIGHT)
+        else:
+            profile = self._impression(self.question).profile
+            if profile.size:
+                per_block = recall.attention_scores(profile, self._neutral().profile)
+                rankings.append(memory.to_passages(per_block))
+                weights.append(recall.ATTENTION_WEIGHT)
+        fused = recall.fuse(rankings, weights)
         sizes = np.diff(memory.passages.borders)
-        if self.options.answering is Answering.PASSAGES:
-            return recall.choose(rankings[0], sizes, self.options.reread_tokens)
-        assert memory.neutral is not None
-        profile = self._impression(self.question).profile
-        if profile.size:
-            per_block = recall.attention_scores(profile, memory.neutral.profile)
-            rankings.append(memory.to_passages(per_block))
-        fused = recall.fuse(rankings, recall.WEIGHTS)
         return recall.choose(fused, sizes, self.options.reread_tokens)
+
+    def _likelihood(self, words: np.ndarray, most: int) -> np.ndarray:
+        """Of the question behind each passage [P]; those not judged are all the same, and least."""
+        count = len(words)
+        judged = list(range(count))
+        if count > most:
+            runs = recall.groups(count, most)
+            judged = recall.candidates(words, runs, self._judge(runs), most)
+        found = self._judge([(index, index + 1) for index in judged])
+        likelihood = np.full(count, found.min() - 1)
+        likelihood[judged] = found
+        return likelihood
+
+    def _judge(self, runs: list[tuple[int, int]]) -> np.ndarray:
+        """Likelihoods [C] of the question behind runs of passages."""
+        memory, prompt = self.memory, self.prompt
+        borders = memory.passages.borders + memory.first_position
+        return question_likelihood(
+            self.reader.model,
+            memory.state,
+            [(int(borders[first]), int(borders[last])) for first, last in runs],
+            prompt.plain_ids("\n\n" + prompts.QUESTION),
+            prompt.plain_ids(self.question.strip()),
+        )
 
     def _reread(self, chosen: list[int], record: AttentionRecord, start: int) -> None:
         """Let passages go through the model again, as text behind the document."""
@@ -202,12 +240,12 @@ class Asking:
                 finish = "repeat"
                 break
             before = time.perf_counter()
+            if without is not None:
+                without.follow(token)
             step, logits = self.reader.forward(
                 state, Phase.ANSWER, torch.tensor([token]), keep_from=start, want_logits=True
             )
             assert logits is not None
-            if without is not None:
-                without.follow(token)
             yield _looked(step, len(written) - 1, certain, record, before)
         self.memory.note_device_bytes()
         rest = decoder.finish()

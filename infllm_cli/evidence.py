@@ -65,6 +65,7 @@ class AttentionRecord:
         self.units = passages
         self.first = first_position
         self._excess = np.zeros(len(tokens))
+        self._mass = np.zeros(len(tokens))
         nothing = np.zeros(len(tokens))
         self._neutral = {
             Phase.ASK: nothing if neutral_ask is None else neutral_ask,
@@ -100,6 +101,7 @@ class AttentionRecord:
         reread = self._mass_on_reread(step)
         excess = in_memory - self._neutral[step.phase] + reread - self._reread_neutral
         self._excess += excess
+        self._mass += in_memory + reread
         self._steps += 1
         return float(in_memory.sum() + reread.sum()), np.maximum(self._per_passage(excess), 0)
 
@@ -107,8 +109,13 @@ class AttentionRecord:
         return np.add.reduceat(mass, self.units.borders[:-1])
 
     def passages(self, most: int = 8) -> list[Passage]:
-        """The passages attended most beyond the neutral question, best first."""
+        """The passages attended most beyond the neutral question, best first.
+
+        Where none is (a question about nothing in particular), those attended most.
+        """
         excess = self._per_passage(self._excess) / max(self._steps, 1)
+        if not (excess > 0).any():
+            excess = self._per_passage(self._mass) / max(self._steps, 1)
         return self.best(np.maximum(excess, 0), most)
 
     def best(self, mass: np.ndarray, most: int) -> list[Passage]:

@@ -152,6 +152,15 @@ RereadTokens = Annotated[
         rich_help_panel=ADVANCED,
     ),
 ]
+Candidates = Annotated[
+    int,
+    typer.Option(
+        envvar="INFLLM_CANDIDATES",
+        help="Passages that the model judges by how likely they make the question; 0: words alone "
+        "choose what is read again.",
+        rich_help_panel=ADVANCED,
+    ),
+]
 ContrastOption = Annotated[
     float | None,
     typer.Option(

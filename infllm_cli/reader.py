@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
@@ -54,7 +54,8 @@ class Memory:
     read_tokens: int = 0
     read_seconds: float = 0.0
     device_bytes_peak: int = 0
-    neutral: Impression | None = None  # found at the first question, the same for all
+    # What any question looks at, without and with examples on the way; found when first needed.
+    neutral: dict[bool, Impression] = field(default_factory=dict)
 
     @property
     def first_position(self) -> int:

@@ -35,6 +35,7 @@ class AnswerOptions:
     seed: int = 0
     answering: Answering = Answering.BOTH
     reread_tokens: int = 480  # with the question about one chunk
+    candidates: int = 128  # passages whose likelihood is judged
     contrast: float | None = None  # strength of `contrast`; None: what suits `answering`
 
     def __post_init__(self) -> None:
@@ -45,12 +46,20 @@ class AnswerOptions:
             raise UsageError(f"--temperature is {self.temperature}; choose 0 to 10.")
         if not 0 < self.top_p <= 1:
             raise UsageError(f"--top-p is {self.top_p}; choose above 0 and up to 1.")
+        if self.reread_tokens < 0:
+            raise UsageError(f"--reread-tokens is {self.reread_tokens}; it cannot be negative.")
+        if self.candidates < 0:
+            raise UsageError(f"--candidates is {self.candidates}; it cannot be negative.")
         if self.contrast is not None and not 0 <= self.contrast <= 5:
             raise UsageError(f"--contrast is {self.contrast}; choose 0 (off) to 5.")
 
     @property
     def contrast_strength(self) -> float:
         """The two simple ways are the method of the paper and a plain script: without contrast."""
+        if self.reread_tokens < 0:
+            raise UsageError(f"--reread-tokens is {self.reread_tokens}; it cannot be negative.")
+        if self.candidates < 0:
+            raise UsageError(f"--candidates is {self.candidates}; it cannot be negative.")
         if self.contrast is not None:
             return self.contrast
         return CONTRAST if self.answering is Answering.BOTH else 0.0

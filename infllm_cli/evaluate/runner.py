@@ -79,6 +79,7 @@ class EvalRequest:
     cache_dir: Path | None
     max_tokens: int
     reread_tokens: int
+    candidates: int
     contrast: float | None
     as_json: bool
     sizes: dict[str, int | None]
@@ -93,6 +94,7 @@ def run_eval(request: EvalRequest, console: Console, out: TextIO) -> None:
     options = AnswerOptions(
         max_tokens=request.max_tokens,
         reread_tokens=request.reread_tokens,
+        candidates=request.candidates,
         contrast=request.contrast,
     )
     console.stage("loading the model")

@@ -58,6 +58,14 @@ class BlockArena:
         assert 0 <= count <= self.count
         self.count = count
 
+    def stretch(self, first: int, last: int) -> tuple[Tensor, Tensor]:
+        """Keys and values [H_kv, last - first, d] of tokens, counted from the first block on."""
+        assert 0 <= first < last <= self.count * self.block_tokens
+        return (
+            self.keys.flatten(1, 2)[:, first:last],
+            self.values.flatten(1, 2)[:, first:last],
+        )
+
     def gather(self, blocks: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values [H_kv, n * B, d] of blocks [H_kv, n], chosen per KV head."""
         kv_heads, chosen = blocks.shape

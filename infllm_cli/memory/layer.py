@@ -299,6 +299,30 @@ class LayerMemory:
         prefix = window.query_sums[:, window.first : window.last]
         return running_sum_scores(prefix, rotated, followers)
 
+    def stretch(self, first: int, last: int) -> tuple[Tensor, Tensor]:
+        """Un-rotated keys and values [H_kv, last - first, d] of positions, wherever held."""
+        assert 0 <= first < last <= self.window.end and self.window.raw is not None
+        sinks = self.config.sink_tokens if self.sinks is not None else 0
+        begin = self.window.start
+        parts = []
+        if first < sinks:
+            assert self.sinks is not None
+            parts.append([tensor[:, first : min(last, sinks)] for tensor in self.sinks])
+        if first < begin and last > sinks:
+            parts.append(self.arena.stretch(max(first, sinks) - sinks, min(last, begin) - sinks))
+        if last > begin:
+            at = slice(
+                self.window.first + max(first, begin) - begin, self.window.first + last - begin
+            )
+            parts.append([self.window.raw[:, at], self.window.values[:, at]])
+        if len(parts) == 1:
+            return parts[0][0], parts[0][1]
+        keys, values = zip(*parts, strict=True)
+        return (
+            torch.cat([part.to(HOST) for part in keys], dim=1),
+            torch.cat([part.to(HOST) for part in values], dim=1),
+        )
+
     # -- questions leave no trace --------------------------------------------------------------
 
     def mark(self) -> None:
