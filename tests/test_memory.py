@@ -32,6 +32,7 @@ CONFIG = MemoryConfig(
     read_blocks=2,
     answer_blocks=3,
     representatives_per_block=4,
+    segment_blocks=5,
 )
 LONG = 100_000  # a trained length that nothing here reaches
 # Largest difference of outputs, which are of order 1. Keys are rounded after rotation, so in
@@ -555,7 +556,7 @@ def state_of(memory: ModelMemory) -> list[Tensor | int | None]:
         if isinstance(layer, LayerMemory):
             count = layer.arena.count
             held += [count, layer.representatives.count, layer.whole_tokens]
-            held += [layer.arena.keys[:, :count].clone(), layer.arena.values[:, :count].clone()]
+            held += layer.arena.stretch(0, count * layer.arena.block_tokens)
             held += [
                 layer.representatives.chosen[:, :count].clone(),
                 layer.representatives.key_sum[:, :count].clone(),
@@ -715,14 +716,15 @@ def test_an_outgrown_whole_document_turns_to_tiers() -> None:
         assert (memory.blocks > 0) == outgrown
 
 
-def test_reserved_room_is_not_copied_again() -> None:
+def test_a_full_segment_is_never_copied_again() -> None:
     g = make_geometry()
     stream, memory = make_stream(g, 300), make_memory(g)
-    memory.reserve(300)
     [layer] = memory.tiered
-    arena = layer.arena.keys.data_ptr()
-    read(memory, stream, 300)
-    assert layer.arena.keys.data_ptr() == arena and memory.blocks > 25
+    read(memory, stream, 150)
+    first = layer.arena.segments[0].keys.data_ptr()
+    read(memory, stream, 150)
+    assert layer.arena.segments[0].keys.data_ptr() == first and memory.blocks > 25
+    assert [part.blocks for part in layer.arena.parts()][:5] == [5] * 5
 
 
 # --- sliding layers ------------------------------------------------------------------------------
@@ -822,12 +824,12 @@ def test_a_copied_window_is_independent() -> None:
 
 def test_an_arena_grows_and_gathers_per_head() -> None:
     arena = BlockArena(2, 4, 3, 5, torch.float32)
-    assert arena.used_bytes == 0
+    assert arena.host_bytes == 0
     tokens = torch.arange(2 * 40, dtype=torch.float32).view(2, 40, 1)
     for start, length in ((0, 4), (4, 12), (16, 24)):
         part = tokens[:, start : start + length]
         arena.append(part.expand(-1, -1, 3), -part.expand(-1, -1, 5))
-    assert arena.count == 10 and arena.used_bytes == 10 * 2 * 4 * (3 + 5) * 4
+    assert arena.count == 10 and arena.host_bytes == 10 * 2 * 4 * (3 + 5) * 4
     keys, values = arena.gather(torch.tensor([[0, 9], [3, 4]]))
     assert keys.shape == (2, 8, 3) and values.shape == (2, 8, 5)
     assert keys[0, :, 2].tolist() == [0, 1, 2, 3, 36, 37, 38, 39]

@@ -89,7 +89,7 @@ def memory_contents(memory: Memory) -> list[Any]:
     for layer in state.tiered:
         n = layer.arena.count
         held += [n, layer.representatives.count, layer.whole_tokens, layer.sinks is None]
-        held += [layer.arena.keys[:, :n].clone(), layer.arena.values[:, :n].clone()]
+        held += layer.arena.stretch(0, n * layer.arena.block_tokens)
         kept = layer.representatives
         held += [kept.chosen[:, :n].clone(), kept.key_sum[:, :n].clone()]
         held += [sink.clone() for sink in layer.sinks or ()]

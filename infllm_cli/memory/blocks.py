@@ -1,78 +1,211 @@
-"""Blocks of past keys and values in host memory: one growing arena per layer."""
+"""Blocks of past keys and values of one layer, sealed into segments that never change."""
 
 from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-GROWTH = 1.5  # a doubling would leave half of a large arena unused
+SEGMENT_BLOCKS = 64  # as in `MemoryConfig`
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Un-rotated keys [H_kv, n, B, d] and values [H_kv, n, B, d_v] of n blocks.
+
+    Contiguous per KV head, so that an exact scan streams.
+
+    Attributes:
+        mapped: they lie in a file that is mapped in, not in memory of our own.
+        release: gives back the pages that reading a mapped segment has brought into the process;
+            None where they may stay.
+    """
+
+    keys: Tensor
+    values: Tensor
+    mapped: bool = False
+    release: Callable[[], None] | None = None
+
+    @property
+    def blocks(self) -> int:
+        """Number of blocks."""
+        return self.keys.shape[1]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of keys and values."""
+        return self.keys.nbytes + self.values.nbytes
+
+    def first(self, blocks: int) -> Segment:
+        """The first `blocks` blocks, not copied."""
+        return Segment(self.keys[:, :blocks], self.values[:, :blocks], self.mapped, self.release)
 
 
 class BlockArena:
-    """Un-rotated keys and values of sealed blocks, [H_kv, N_capacity, B, d] each.
+    """The sealed blocks of a layer: full segments, and a tail that is being filled.
 
-    Contiguous per KV head, so that an exact scan streams; no object per block. Capacity is
-    reserved ahead where the document's length is known: untouched pages cost no memory.
+    A segment, once full, is never written again, so it may be replaced by the same numbers from a
+    file (`place`) at any time between two steps.
     """
 
     def __init__(
-        self, kv_heads: int, block_tokens: int, head_dim: int, value_dim: int, dtype: torch.dtype
+        self,
+        kv_heads: int,
+        block_tokens: int,
+        head_dim: int,
+        value_dim: int,
+        dtype: torch.dtype,
+        segment_blocks: int = SEGMENT_BLOCKS,
     ) -> None:
         self.count = 0
         self.block_tokens = block_tokens
-        self.keys = torch.empty(kv_heads, 0, block_tokens, head_dim, dtype=dtype)
-        self.values = torch.empty(kv_heads, 0, block_tokens, value_dim, dtype=dtype)
+        self.segment_blocks = segment_blocks
+        self.segments: list[Segment] = []
+        self._key_shape = (kv_heads, segment_blocks, block_tokens, head_dim)
+        self._value_shape = (kv_heads, segment_blocks, block_tokens, value_dim)
+        self._dtype = dtype
+        self._starts: list[int] = []  # first block of each segment
+        self._tail: Segment | None = None  # room for a whole segment; untouched pages cost nothing
+
+    # -- what is held -----------------------------------------------------------------------
 
     @property
-    def used_bytes(self) -> int:
-        """Bytes that the sealed blocks take."""
-        capacity = self.keys.shape[1]
-        if capacity == 0:
-            return 0
-        return (self.keys.nbytes + self.values.nbytes) // capacity * self.count
+    def kv_heads(self) -> int:
+        """H_kv."""
+        return self._key_shape[0]
 
-    def reserve(self, blocks: int) -> None:
-        """Make room for `blocks` blocks in all."""
-        if blocks <= self.keys.shape[1]:
-            return
-        for name in ("keys", "values"):
-            old = getattr(self, name)
-            new = old.new_empty(old.shape[0], blocks, *old.shape[2:])
-            new[:, : self.count] = old[:, : self.count]
-            setattr(self, name, new)
+    @property
+    def sealed(self) -> int:
+        """Blocks in segments; the others are in the tail."""
+        return self._starts[-1] + self.segments[-1].blocks if self.segments else 0
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of a block."""
+        per_token = self.kv_heads * (self._key_shape[-1] + self._value_shape[-1])
+        return per_token * self.block_tokens * self._dtype.itemsize
+
+    @property
+    def host_bytes(self) -> int:
+        """Bytes of the blocks in memory of our own."""
+        return self.count * self.block_bytes - self.mapped_bytes
+
+    @property
+    def mapped_bytes(self) -> int:
+        """Bytes of the blocks in files that are mapped in."""
+        return sum(segment.nbytes for segment in self.segments if segment.mapped)
+
+    @property
+    def tail(self) -> Segment | None:
+        """The blocks that no segment holds yet."""
+        filled = self.count - self.sealed
+        return self._tail.first(filled) if self._tail is not None and filled else None
+
+    def parts(self) -> Iterator[Segment]:
+        """All blocks in document order, a segment at a time, the tail last."""
+        yield from self.segments
+        if (tail := self.tail) is not None:
+            yield tail
+
+    def stretch(self, first: int, last: int) -> tuple[Tensor, Tensor]:
+        """Keys and values [H_kv, last - first, d] of tokens, counted from the first block on.
+
+        Copied, but where they lie in one part in memory.
+        """
+        assert 0 <= first <= last <= self.count * self.block_tokens
+        found = []
+        at = 0
+        for part in self.parts():
+            end = at + part.blocks * self.block_tokens
+            tokens = slice(max(first, at) - at, min(last, end) - at)
+            at = end
+            if tokens.start < tokens.stop:
+                pair = [x.flatten(1, 2)[:, tokens] for x in (part.keys, part.values)]
+                if part.release is not None:
+                    pair = [x.clone() for x in pair]
+                    part.release()
+                found.append(pair)
+        if len(found) == 1:
+            return found[0][0], found[0][1]
+        if not found:
+            shapes = (self._key_shape, self._value_shape)
+            keys, values = (torch.empty(s[0], 0, s[-1], dtype=self._dtype) for s in shapes)
+            return keys, values
+        keys, values = (torch.cat(pieces, dim=1) for pieces in zip(*found, strict=True))
+        return keys, values
+
+    def gather(self, blocks: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values [H_kv, n * B, d] of blocks [H_kv, n], chosen per KV head."""
+        kv_heads, chosen = blocks.shape
+        parts = list(self.parts())
+        keys, values = [], []
+        for head, row in enumerate(blocks.tolist()):
+            for block in row:
+                index = bisect_right(self._starts, block) - 1
+                start, part = (self._starts[index], parts[index]) if index >= 0 else (0, parts[0])
+                if block - start >= part.blocks:  # behind the last segment
+                    start, part = self.sealed, parts[-1]
+                keys.append(part.keys[head, block - start])
+                values.append(part.values[head, block - start])
+        shape = (kv_heads, chosen * self.block_tokens, -1)
+        return torch.stack(keys).view(shape), torch.stack(values).view(shape)
+
+    # -- filling ----------------------------------------------------------------------------
 
     def append(self, keys: Tensor, values: Tensor) -> None:
         """Seal tokens keys, values [H_kv, n * B, d] as n blocks."""
         blocks = keys.shape[1] // self.block_tokens
         assert keys.shape[1] == blocks * self.block_tokens, "only whole blocks are sealed"
-        needed = self.count + blocks
-        if needed > self.keys.shape[1]:
-            self.reserve(max(needed, int(self.keys.shape[1] * GROWTH)))
         shape = (keys.shape[0], blocks, self.block_tokens, -1)
-        self.keys[:, self.count : needed].copy_(keys.reshape(shape))
-        self.values[:, self.count : needed].copy_(values.reshape(shape))
-        self.count = needed
+        keys, values = keys.reshape(shape), values.reshape(shape)
+        done = 0
+        while done < blocks:
+            if self._tail is None:
+                self._tail = Segment(
+                    torch.empty(self._key_shape, dtype=self._dtype),
+                    torch.empty(self._value_shape, dtype=self._dtype),
+                )
+            filled = self.count - self.sealed
+            taken = min(blocks - done, self.segment_blocks - filled)
+            slots, new = slice(filled, filled + taken), slice(done, done + taken)
+            self._tail.keys[:, slots].copy_(keys[:, new])
+            self._tail.values[:, slots].copy_(values[:, new])
+            self.count += taken
+            done += taken
+            if filled + taken == self.segment_blocks:
+                self.freeze()
+
+    def freeze(self) -> None:
+        """Make a segment of the tail, however short; what follows begins a new one."""
+        tail = self.tail
+        if tail is not None:
+            self._starts.append(self.sealed)
+            self.segments.append(tail)
+        self._tail = None
+
+    def place(self, index: int, segment: Segment) -> None:
+        """Put the same blocks, or the next ones, in place of segment `index`."""
+        if index == len(self.segments):
+            assert self.tail is None, "a tail comes last"
+            self._starts.append(self.sealed)
+            self.segments.append(segment)
+            self.count += segment.blocks
+            return
+        assert segment.blocks == self.segments[index].blocks
+        self.segments[index] = segment
 
     def truncate(self, count: int) -> None:
         """Forget the blocks after the first `count`."""
         assert 0 <= count <= self.count
+        while self.sealed > count:
+            segment = self.segments.pop()
+            start = self._starts.pop()
+            self._tail = None
+            if count > start:  # a full one that was a tail when it held `count`
+                assert not segment.mapped and segment.blocks == self.segment_blocks
+                self._tail = segment
+                break
         self.count = count
-
-    def stretch(self, first: int, last: int) -> tuple[Tensor, Tensor]:
-        """Keys and values [H_kv, last - first, d] of tokens, counted from the first block on."""
-        assert 0 <= first < last <= self.count * self.block_tokens
-        return (
-            self.keys.flatten(1, 2)[:, first:last],
-            self.values.flatten(1, 2)[:, first:last],
-        )
-
-    def gather(self, blocks: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys and values [H_kv, n * B, d] of blocks [H_kv, n], chosen per KV head."""
-        kv_heads, chosen = blocks.shape
-        capacity = self.keys.shape[1]
-        rows = (blocks + torch.arange(kv_heads)[:, None] * capacity).flatten()
-        found = []
-        for arena in (self.keys, self.values):
-            flat = arena.view(kv_heads * capacity, -1).index_select(0, rows)
-            found.append(flat.view(kv_heads, chosen * self.block_tokens, -1))
-        return found[0], found[1]

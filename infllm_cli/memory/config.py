@@ -30,6 +30,7 @@ class MemoryConfig:
     read_blocks: int = 1  # blocks per KV head that join a step while reading
     answer_blocks: int = 8  # the same while asking and answering
     representatives_per_block: int = 4
+    segment_blocks: int = 64  # blocks of a layer that are written to disk together
     read_lookup: Lookup = Lookup.REPRESENTATIVES
     answer_lookup: Lookup = Lookup.EXACT
 
@@ -43,6 +44,7 @@ class MemoryConfig:
             "read_blocks": 0,
             "answer_blocks": 1,
             "representatives_per_block": 1,
+            "segment_blocks": 1,
         }
         for name, least in at_least.items():
             value = getattr(self, name)

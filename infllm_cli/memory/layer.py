@@ -62,6 +62,11 @@ class Layer(Protocol):
         """Bytes held in host memory."""
         ...
 
+    @property
+    def mapped_bytes(self) -> int:
+        """Bytes held in files that are mapped in."""
+        ...
+
 
 @dataclass(slots=True)
 class _Mark:
@@ -120,7 +125,14 @@ class LayerMemory:
             keep_raw=True,
             keep_query_sums=whole_tokens == 0,
         )
-        self.arena = BlockArena(g.kv_heads, config.block_tokens, g.head_dim, g.value_dim, g.dtype)
+        self.arena = BlockArena(
+            g.kv_heads,
+            config.block_tokens,
+            g.head_dim,
+            g.value_dim,
+            g.dtype,
+            config.segment_blocks,
+        )
         self.representatives = Representatives(
             g.kv_heads, config.representatives_per_block, g.head_dim, g.device
         )
@@ -361,9 +373,6 @@ class LayerMemory:
     def reserve(self, tokens: int) -> None:
         """Expect a context of `tokens` tokens, so that growing need not copy."""
         self._expected_tokens = tokens
-        if tokens > self.whole_tokens:
-            # Room for the window too: asking seals it.
-            self.arena.reserve(tokens // self.config.block_tokens + 1)
 
     @property
     def device_bytes(self) -> int:
@@ -373,5 +382,10 @@ class LayerMemory:
 
     @property
     def host_bytes(self) -> int:
-        """Bytes of the sealed blocks."""
-        return self.arena.used_bytes
+        """Bytes of the sealed blocks in host memory."""
+        return self.arena.host_bytes
+
+    @property
+    def mapped_bytes(self) -> int:
+        """Bytes of the sealed blocks in files that are mapped in."""
+        return self.arena.mapped_bytes

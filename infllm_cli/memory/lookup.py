@@ -28,10 +28,14 @@ def exact(q: Tensor, arena: BlockArena, scaling: float, blocks: int) -> tuple[Te
     Every stored key is scored against every query of q [H, L, d]; a softmax per query over all of
     them; the mass of a block is summed over the queries of its KV head.
     """
-    kv_heads = arena.keys.shape[0]
-    folded = (q.float() * scaling).to(q.dtype).reshape(kv_heads, -1, q.shape[-1])
-    lse, _ = exact_lookup(folded.to(arena.keys.device), arena.keys, arena.count)
-    mass = block_mass(lse)
+    folded = (q.float() * scaling).to(q.dtype).reshape(arena.kv_heads, -1, q.shape[-1]).cpu()
+    found = []
+    for part in arena.parts():
+        lse, _ = exact_lookup(folded, part.keys, part.blocks)
+        found.append(lse)
+        if part.release is not None:
+            part.release()
+    mass = block_mass(torch.cat(found, dim=-1))
     return top_blocks(mass, blocks), mass
 
 

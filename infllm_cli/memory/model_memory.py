@@ -86,6 +86,15 @@ class ModelMemory:
                 layer.rollback()
             self.tokens = tokens
 
+    def freeze(self) -> None:
+        """The document has been read: its last blocks become a segment of their own.
+
+        What a question adds goes into another, so that a memory is built of the same segments
+        whether it was read now or comes from disk.
+        """
+        for layer in self.tiered:
+            layer.arena.freeze()
+
     @property
     def tiered(self) -> list[LayerMemory]:
         """The layers that keep blocks."""
@@ -105,3 +114,8 @@ class ModelMemory:
     def host_bytes(self) -> int:
         """Bytes held in host memory."""
         return sum(layer.host_bytes for layer in self.layers)
+
+    @property
+    def mapped_bytes(self) -> int:
+        """Bytes held in files that are mapped in."""
+        return sum(layer.mapped_bytes for layer in self.layers)

@@ -45,6 +45,21 @@ class Representatives:
         self.key_sum[:, self.count : self.count + blocks] = found.float().sum(dim=2)
         self.count += blocks
 
+    def held(self, start: int) -> dict[str, Tensor]:
+        """Copies [H_kv, count - start, ...] of the blocks from `start` on, by name."""
+        return {
+            name: getattr(self, name)[:, start : self.count].clone()
+            for name in ("chosen", "key_sum")
+        }
+
+    def put(self, held: dict[str, Tensor]) -> None:
+        """Append what `held` told of others."""
+        blocks = held["chosen"].shape[1]
+        self._reserve(self.count + blocks)
+        for name in ("chosen", "key_sum"):
+            getattr(self, name)[:, self.count : self.count + blocks] = held[name]
+        self.count += blocks
+
     def _reserve(self, blocks: int) -> None:
         capacity = self.chosen.shape[1]
         if blocks <= capacity:

@@ -75,6 +75,11 @@ class SlidingLayer:
         """Nothing is offloaded."""
         return 0
 
+    @property
+    def mapped_bytes(self) -> int:
+        """Nothing is on disk."""
+        return 0
+
 
 def windows_only(layers: list[LayerGeometry]) -> int | None:
     """The sliding window of a model all of whose layers slide, or None.

@@ -113,6 +113,21 @@ class Window:
             kept = self.query_sums[:, self.first : self.last]
             kept -= kept[:, :1].clone()
 
+    def held(self) -> dict[str, Tensor]:
+        """Copies [H_kv, tokens, d] of what the window holds, by the buffer's name."""
+        slots = slice(self.first, self.last)
+        return {name: getattr(self, name)[:, slots].clone() for name in self._names()}
+
+    def put(self, start: int, held: dict[str, Tensor]) -> None:
+        """Hold what `held` told of another window, whose first position is `start`."""
+        for name in self._names():
+            old, tokens = getattr(self, name), held[name]
+            new = old.new_empty(old.shape[0], self.lead + tokens.shape[1], old.shape[2])
+            new[:, self.lead :] = tokens
+            setattr(self, name, new)
+        self.start = start
+        self.first, self.last = self.lead, self.rotated.shape[1]
+
     def copy(self) -> Window:
         """An independent copy of the tokens held (the scratch slots are not copied)."""
         twin = object.__new__(Window)
