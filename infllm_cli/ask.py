@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import resource
 import sys
@@ -11,14 +12,16 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 import torch
 
-from infllm_cli import machine, speeds
+from infllm_cli import keeping, speeds
 from infllm_cli.document import Document
 from infllm_cli.errors import Interrupted, UsageError
 from infllm_cli.events import Answer, Looked, TokenOut
 from infllm_cli.evidence import Passage
+from infllm_cli.keeping import Keeper
 from infllm_cli.models.catalog import default_cache_dir
 from infllm_cli.reader import Memory, Reader
 from infllm_cli.sampling import Answering, AnswerOptions
+from infllm_cli.shelf import Shelf
 from infllm_cli.wording import visible
 
 if TYPE_CHECKING:
@@ -48,6 +51,9 @@ class AskRequest:
     evidence: int
     as_json: bool
     host_limit: str | None
+    disk_limit: str | None
+    memory_budget: str
+    save: bool
     sizes: dict[str, int | None]
 
     def options(self) -> AnswerOptions:
@@ -78,10 +84,10 @@ def run_ask(request: AskRequest, console: Console, out: TextIO) -> None:
     options = request.options()
     if request.evidence < 0:
         raise UsageError(f"--evidence is {request.evidence}; it is a number of passages.")
-    if request.host_limit is None:
-        host_limit = machine.available_memory()
-    else:
-        host_limit = machine.parse_size(request.host_limit, "--host-limit")
+    cache_dir = request.cache_dir or default_cache_dir()
+    limits = keeping.parse_limits(
+        request.host_limit, request.disk_limit, request.memory_budget, request.save
+    )
     document = request.document
     for file in document.parts or [document]:
         if file.encoding not in ("utf-8", "ascii"):
@@ -106,10 +112,70 @@ def run_ask(request: AskRequest, console: Console, out: TextIO) -> None:
         reserve_tokens=reader.reserve_for(request.questions, options),
         # Sizes given by hand are meant for the tiers.
         allow_whole=all(size is None for size in request.sizes.values()),
-        host_limit_bytes=host_limit,
+        host_limit_bytes=limits.host,
+        disk_bytes=keeping.disk_room(Shelf(keeping.memories_folder(cache_dir)), limits.disk),
     )
-    if options.answering is not Answering.PASSAGES:  # those need no memory
-        _read(reader, memory, request, console)
+    if options.answering is Answering.PASSAGES:  # those need no memory
+        _ask_all(request, reader, memory, None, options, console, out)
+        return
+    with contextlib.closing(
+        Keeper(
+            reader, memory, cache_dir, limits, note=console.note, progress=console.fetching
+        )
+    ) as keeper:
+        _read(reader, memory, keeper, console)
+        _remember_speed(reader, memory, cache_dir)
+        _ask_all(request, reader, memory, keeper, options, console, out)
+
+
+def _read(reader: Reader, memory: Memory, keeper: Keeper, console: Console) -> None:
+    """Read what no saved memory holds."""
+    if memory.complete:
+        return
+    console.begin_reading(memory.document.name, memory)
+    try:
+        for event in reader.read_steps(memory):
+            keeper.chunk_read()
+            console.chunk_read(event)
+        keeper.finish()
+    except KeyboardInterrupt:
+        console.close()
+        kept = keeper.stop()
+        console.note(
+            f"interrupted after {memory.reused_tokens + memory.read_tokens:,} of "
+            f"{len(memory.tokens):,} tokens; "
+            + (f"{kept:,} of them are kept: ask again to go on." if kept else "none is kept.")
+        )
+        raise Interrupted from None
+    console.end_reading(memory)
+
+
+def _remember_speed(reader: Reader, memory: Memory, cache_dir: Path) -> None:
+    loaded = reader.loaded
+    speeds.remember(
+        cache_dir,
+        loaded.name,
+        str(loaded.device),
+        dtype_name(loaded.dtype),
+        memory.read_tokens,
+        memory.read_seconds,
+    )
+
+
+def _ask_all(
+    request: AskRequest,
+    reader: Reader,
+    memory: Memory,
+    keeper: Keeper | None,
+    options: AnswerOptions,
+    console: Console,
+    out: TextIO,
+) -> None:
+    """Put every question, and report.
+
+    Raises:
+        Interrupted: an answer was stopped.
+    """
     answers: list[Answer] = []
     interrupted = False
     for number, question in enumerate(request.questions):
@@ -122,35 +188,11 @@ def run_ask(request: AskRequest, console: Console, out: TextIO) -> None:
             break
     console.report(reader, memory, answers, peak_bytes(reader, memory))
     if request.as_json:
-        told = as_json(reader, memory, answers, request.evidence)
+        told = as_json(reader, memory, keeper, answers, request.evidence)
         out.write(json_line(told, out))
         out.flush()
     if interrupted:
         raise Interrupted
-
-
-def _read(reader: Reader, memory: Memory, request: AskRequest, console: Console) -> None:
-    console.begin_reading(memory.document.name, memory)
-    try:
-        for event in reader.read_steps(memory):
-            console.chunk_read(event)
-    except KeyboardInterrupt:
-        console.close()
-        console.note(
-            f"interrupted after {memory.read_tokens:,} of {len(memory.tokens):,} tokens; "
-            "nothing of them is kept."
-        )
-        raise Interrupted from None
-    console.end_reading(memory)
-    loaded = reader.loaded
-    speeds.remember(
-        request.cache_dir or default_cache_dir(),
-        loaded.name,
-        str(loaded.device),
-        dtype_name(loaded.dtype),
-        memory.read_tokens,
-        memory.read_seconds,
-    )
 
 
 def _ask_one(
@@ -236,9 +278,12 @@ def _passage(passage: Passage, document: Document) -> dict[str, Any]:
     }
 
 
-def as_json(reader: Reader, memory: Memory, answers: list[Answer], evidence: int) -> dict[str, Any]:
+def as_json(
+    reader: Reader, memory: Memory, keeper: Keeper | None, answers: list[Answer], evidence: int
+) -> dict[str, Any]:
     """The object that `--json` prints."""
     document, loaded = memory.document, reader.loaded
+    saved = keeper.saved_path() if keeper is not None else None
     most = evidence or 5
     return {
         "schema": JSON_SCHEMA,
@@ -262,7 +307,7 @@ def as_json(reader: Reader, memory: Memory, answers: list[Answer], evidence: int
         },
         "read": {
             "tokens": memory.read_tokens,
-            "reused_tokens": 0,
+            "reused_tokens": memory.reused_tokens,
             "truncated": False,
             "seconds": round(memory.read_seconds, 3),
             "tokens_per_second": round(memory.read_tokens / max(memory.read_seconds, 1e-9), 1),
@@ -284,7 +329,9 @@ def as_json(reader: Reader, memory: Memory, answers: list[Answer], evidence: int
             "whole": memory.whole,
             "blocks": memory.state.blocks,
             "host_bytes": memory.state.host_bytes,
-            "disk_bytes": 0,
+            "disk_bytes": memory.state.mapped_bytes,
+            "moved_to_disk": keeper is not None and keeper.moved,
+            "saved": None if saved is None else {"key": saved.name, "path": str(saved)},
             "device_bytes_peak": peak_bytes(reader, memory),
             "config": reader.config.as_dict(),
         },

@@ -112,6 +112,21 @@ def infllm(
     return Need("InfLLM", attends, fixed, growing, host)
 
 
+def least_host_bytes(
+    layers: Sequence[LayerShape], value_bytes: int, config: MemoryConfig
+) -> int:
+    """Host memory without which blocks cannot move to disk: the segment that is being filled, and
+    the one before it until it is written.
+    """
+    per_token = sum(layer.values_per_token() for layer in tiered_layers(layers)) * value_bytes
+    return 2 * config.segment_blocks * config.block_tokens * per_token
+
+
+def fits_host_and_disk(needed: int, least: int, host: int, disk: int) -> bool:
+    """Whether `needed` bytes of blocks fit `host` bytes of RAM, the rest `disk` bytes of disk."""
+    return needed <= host or (least <= host and needed <= host + disk)
+
+
 def tiered_layers(layers: Sequence[LayerShape]) -> list[LayerShape]:
     """The layers that keep blocks: all but the sliding ones, or all where every one slides."""
     full = [layer for layer in layers if layer.sliding_window is None]

@@ -25,16 +25,19 @@ from infllm_cli.options import (
     Chunk,
     ContrastOption,
     Device,
+    DiskLimit,
     Dtype,
     Encoding,
     Files,
     HostLimit,
     Json,
+    MemoryBudget,
     Model,
     Precision,
     Quiet,
     ReadBlocks,
     RereadTokens,
+    Save,
     Sinks,
     WayChoice,
     Window,
@@ -58,9 +61,11 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 model_app = typer.Typer(help="List, fetch and describe models.", no_args_is_help=True)
+memory_app = typer.Typer(help="List, describe and remove saved memories.", no_args_is_help=True)
 app.add_typer(model_app, name="model", rich_help_panel=None)
 eval_app = typer.Typer(help="Measure answers.", no_args_is_help=True)
 app.add_typer(eval_app, name="eval", rich_help_panel=None)
+app.add_typer(memory_app, name="memory", rich_help_panel=None)
 
 
 def _version(value: bool) -> None:
@@ -81,7 +86,8 @@ def root(
     if not {"-h", "--help"} & set(sys.argv):  # help must come whatever the file holds
         values = load_config(config_path())
         models = dict.fromkeys(("list", "pull", "show"), values)
-        context.default_map = {"ask": values, "plan": values, "model": models}
+        memories = dict.fromkeys(("list", "show", "rm", "path"), values)
+        context.default_map = {"ask": values, "plan": values, "model": models, "memory": memories}
 
 
 @app.command(help=f"{ASK}\n\n{EXAMPLES}", epilog=EXIT_CODES)
@@ -133,6 +139,9 @@ def ask(
     quiet: Quiet = False,
     cache_dir: Cache = None,
     host_limit: HostLimit = None,
+    disk_limit: DiskLimit = None,
+    save: Save = True,
+    memory_budget: MemoryBudget = "20GB",
     window: Window = None,
     sinks: Sinks = None,
     blocks: Blocks = None,
@@ -174,6 +183,9 @@ def ask(
             evidence=evidence,
             as_json=as_json,
             host_limit=host_limit,
+            disk_limit=disk_limit,
+            memory_budget=memory_budget,
+            save=save,
             sizes=_sizes(window, sinks, blocks, read_blocks, chunk),
         )
         run_ask(request, console, sys.stdout)
@@ -205,6 +217,10 @@ def plan(
     blocks: Blocks = None,
     read_blocks: ReadBlocks = None,
     chunk: Chunk = None,
+    host_limit: HostLimit = None,
+    disk_limit: DiskLimit = None,
+    save: Save = True,
+    memory_budget: MemoryBudget = "20GB",
 ) -> None:
     """Tell what reading a document would take."""
     from infllm_cli.console import open_console
@@ -378,3 +394,44 @@ def model_show(
     for key, value in describe(model, _cache(cache_dir)).items():
         if value is not None:
             sys.stdout.write(f"{key}\t{value}\n")
+
+
+Key = Annotated[str, typer.Argument(metavar="KEY", help="The beginning of a key suffices.")]
+
+
+@memory_app.command("list")
+def memory_list(cache_dir: Cache = None) -> None:
+    """The saved memories, the last used first."""
+    from infllm_cli import memories
+
+    sys.stdout.write(memories.listing(_cache(cache_dir)))
+
+
+@memory_app.command("show")
+def memory_show(key: Key, cache_dir: Cache = None) -> None:
+    """What is known of a saved memory; checks its files."""
+    from infllm_cli import memories
+
+    sys.stdout.write(memories.description(_cache(cache_dir), key))
+
+
+@memory_app.command("rm")
+def memory_rm(
+    keys: Annotated[list[str] | None, typer.Argument(metavar="KEY...")] = None,
+    every: Annotated[bool, typer.Option("--all", help="All of them.")] = False,
+    cache_dir: Cache = None,
+) -> None:
+    """Remove saved memories."""
+    from infllm_cli import memories
+
+    memories.remove(_cache(cache_dir), keys or [], every=every)
+
+
+@memory_app.command("path")
+def memory_path(
+    key: Annotated[str | None, typer.Argument(metavar="KEY")] = None, cache_dir: Cache = None
+) -> None:
+    """The folder of a saved memory, or of all."""
+    from infllm_cli import memories
+
+    sys.stdout.write(f"{memories.path(_cache(cache_dir), key)}\n")

@@ -119,7 +119,7 @@ class PlainConsole(Console):
         tenth = 10 * event.tokens // event.total
         if tenth > self._tenth:
             self._tenth = tenth
-            speed = event.tokens / max(event.seconds, 1e-9)
+            speed = (event.tokens - event.reused) / max(event.seconds, 1e-9)
             left = (event.total - event.tokens) / max(speed, 1e-9)
             self._line(
                 f"read {event.tokens} of {event.total} tokens, {speed:.0f}/s, "
@@ -258,7 +258,7 @@ class LiveConsole(Console):
         self._progress.update(
             self._task,
             completed=event.tokens,
-            speed=f"{event.tokens / max(event.seconds, 1e-9):.0f}/s",
+            speed=f"{(event.tokens - event.reused) / max(event.seconds, 1e-9):.0f}/s",
         )
         self._tiers.plain = (
             f"        {event.blocks} blocks per layer, {size(event.host_bytes)} on the host, "
@@ -361,19 +361,20 @@ def _facts(
     state, loaded = memory.state, reader.loaded
     speed = memory.read_tokens / max(memory.read_seconds, 1e-9)
     dtype = str(loaded.dtype).removeprefix("torch.")
-    facts = [
-        ("model", f"{loaded.name}, {dtype} on {loaded.device}"),
-        (
-            "read",
-            f"{memory.read_tokens:,} of {len(memory.tokens):,} tokens in "
-            f"{duration(memory.read_seconds)}, {speed:.0f}/s",
-        ),
-    ]
+    facts = [("model", f"{loaded.name}, {dtype} on {loaded.device}")]
+    total = f"{len(memory.tokens):,} tokens"
+    if memory.read_tokens:
+        read = f"{memory.read_tokens:,} of {total} in {duration(memory.read_seconds)}"
+        facts.append(("read", f"{read}, {speed:.0f}/s"))
+    if memory.reused_tokens:
+        facts.append(("from a saved memory", f"{memory.reused_tokens:,} of {total}"))
     if memory.whole:
         facts.append(("memory", "attended whole, no blocks"))
     else:
         facts.append(("memory", f"{state.blocks} blocks of {state.config.block_tokens} per layer"))
     facts.append(("host", size(state.host_bytes)))
+    if state.mapped_bytes:
+        facts.append(("disk", size(state.mapped_bytes)))
     facts.append(("device", f"{size(peak)} at most"))
     facts.append(("process", f"{size(peak_process_bytes())} at most"))
     tokens = sum(answer.tokens for answer in answers)

@@ -13,6 +13,7 @@ class ChunkRead:
     """A chunk of the document went through the model."""
 
     tokens: int  # of the document, so far
+    reused: int  # of these, from a saved memory
     total: int
     seconds: float
     blocks: int

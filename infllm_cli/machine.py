@@ -12,6 +12,7 @@ import psutil
 from infllm_cli.errors import UsageError
 
 _CGROUP = Path("/sys/fs/cgroup")
+RESERVE_BYTES = 10**9
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 
 
@@ -31,6 +32,14 @@ def free_disk(folder: Path) -> int:
     while not path.exists() and path != path.parent:
         path = path.parent
     return shutil.disk_usage(path).free
+
+
+def disk_reserve(folder: Path) -> int:
+    """Bytes of that disk which are left to others."""
+    path = folder.absolute()
+    while not path.exists() and path != path.parent:
+        path = path.parent
+    return min(RESERVE_BYTES, shutil.disk_usage(path).total // 20)
 
 
 def parse_size(text: str, flag: str) -> int:

@@ -89,6 +89,7 @@ def _model_names(incomplete: str) -> list[str]:
 
 
 ADVANCED = "Advanced: sizes of the memory"
+LIMITS = "Limits and saved memories"
 Model = Annotated[
     str | None,
     typer.Option(
@@ -105,7 +106,7 @@ Cache = Annotated[
     typer.Option(
         "--cache-dir",
         envvar="INFLLM_CACHE_DIR",
-        help="Where models are kept.",
+        help="Where models and saved memories are kept.",
         show_default="the user's cache folder",
         file_okay=False,
     ),
@@ -177,9 +178,36 @@ HostLimit = Annotated[
     typer.Option(
         metavar="SIZE",
         envvar="INFLLM_HOST_LIMIT",
-        help="Most host memory for keys and values, as in 16GB; a document that takes more is "
-        "refused.",
-        show_default="what is free",
-        rich_help_panel=ADVANCED,
+        help="Most host memory for keys and values, as in 16GB; what passes it moves to disk.",
+        show_default="half of what is free",
+        rich_help_panel=LIMITS,
+    ),
+]
+DiskLimit = Annotated[
+    str | None,
+    typer.Option(
+        metavar="SIZE",
+        envvar="INFLLM_DISK_LIMIT",
+        help="Most disk for the keys and values of this document.",
+        show_default="what is free, less a reserve",
+        rich_help_panel=LIMITS,
+    ),
+]
+Save = Annotated[
+    bool,
+    typer.Option(
+        "--save/--no-save",
+        envvar="INFLLM_SAVE",
+        help="Keep the memory of the document for the next question.",
+        rich_help_panel=LIMITS,
+    ),
+]
+MemoryBudget = Annotated[
+    str,
+    typer.Option(
+        metavar="SIZE",
+        envvar="INFLLM_MEMORY_BUDGET",
+        help="Most disk for all saved memories; the least recently used go first.",
+        rich_help_panel=LIMITS,
     ),
 ]

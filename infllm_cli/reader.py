@@ -51,7 +51,8 @@ class Memory:
     state: ModelMemory
     passages: Passages
     whole: bool
-    read_tokens: int = 0
+    read_tokens: int = 0  # by this process
+    reused_tokens: int = 0  # from a saved memory
     read_seconds: float = 0.0
     device_bytes_peak: int = 0
     # What any question looks at, without and with examples on the way; found when first needed.
@@ -81,8 +82,8 @@ class Memory:
 
     @property
     def complete(self) -> bool:
-        """Whether every token of the document has been read."""
-        return self.read_tokens == len(self.tokens.ids)
+        """Whether every token of the document has been read, by this process or before."""
+        return self.reused_tokens + self.read_tokens == len(self.tokens.ids)
 
 
 class Reader:
@@ -156,6 +157,7 @@ class Reader:
         reserve_tokens: int = RESERVE_TOKENS,
         allow_whole: bool = True,
         host_limit_bytes: int | None = None,
+        disk_bytes: int = 0,
     ) -> Memory:
         """Tokenize a document and make an empty memory for it.
 
@@ -164,25 +166,28 @@ class Reader:
             reserve_tokens: what question and answer may take if the document is attended whole.
             allow_whole: False sends even a short document through the tiers.
             host_limit_bytes: most host memory that its keys and values may take.
+            disk_bytes: what may lie on disk of those that pass the limit (see `keeping`).
 
         Raises:
             DocumentError: no token comes out of the document.
-            CapacityError: it would pass the limit; a long one is refused before it is tokenized.
+            CapacityError: it would pass both; a long one is refused before it is tokenized.
         """
         if host_limit_bytes is not None and len(document.text) > budget.MOST_COUNTED_CHARS:
             count = budget.estimate_tokens(
                 lambda text: len(self.prompt.tokenizer.encode(text)), document.text
             )
             # Only what is far above the limit: this is an estimate.
-            self._check_limit(document, count, host_limit_bytes, times=2)
+            self._check_limit(document, count, host_limit_bytes, disk_bytes, times=2)
         tokens = self.prompt.tokenizer.encode(document.text)
         if len(tokens.ids) == 0:
             raise DocumentError(f"{document.name} holds no text that the model could read.")
         context = len(self.prompt.prefix) + len(tokens.ids)
         trained = self.loaded.trained_length
-        whole = allow_whole and context + reserve_tokens <= trained
+        # Whatever the question and its answer take: a saved memory is to serve all of them.
+        whole = allow_whole and context + RESERVE_TOKENS <= trained
+        reserve_tokens = max(reserve_tokens, RESERVE_TOKENS)
         if host_limit_bytes is not None and not whole:
-            self._check_limit(document, len(tokens.ids), host_limit_bytes)
+            self._check_limit(document, len(tokens.ids), host_limit_bytes, disk_bytes)
         length = context + reserve_tokens if whole else self.config.context_tokens
         state = ModelMemory(
             self.loaded.layers_for(length),
@@ -194,20 +199,25 @@ class Reader:
         passages = cut_passages(document.text, tokens, [part.heading for part in document.parts])
         return Memory(document, tokens, len(self.prompt.prefix), state, passages, whole)
 
-    def _check_limit(self, document: Document, tokens: int, limit: int, *, times: int = 1) -> None:
+    def _check_limit(
+        self, document: Document, tokens: int, limit: int, disk: int, *, times: int = 1
+    ) -> None:
         layers = [
             budget.LayerShape(g.kv_heads, g.head_dim, g.value_dim, g.sliding_window)
             for g in self.loaded.layers
         ]
         context = len(self.prompt.prefix) + tokens
-        needed = budget.infllm(layers, self.loaded.dtype.itemsize, self.config, context).host_bytes
-        about = "about " if times > 1 else ""
-        if needed > times * limit:
+        value_bytes = self.loaded.dtype.itemsize
+        needed = budget.infllm(layers, value_bytes, self.config, context).host_bytes
+        least = budget.least_host_bytes(layers, value_bytes, self.config)
+        if not budget.fits_host_and_disk(needed, least, times * limit, times * disk):
+            about = "about " if times > 1 else ""
             raise CapacityError(
                 f"{document.name}: the keys and values of its {about}{tokens:,} tokens take "
-                f"{size(needed)} of host memory, and the limit is {size(limit)} (--host-limit; by "
-                "default what is free). Ask a part of it, choose a smaller --model, or raise the "
-                "limit; `infllm plan` tells more."
+                f"{size(needed)}; the limits are {size(limit)} of host memory (--host-limit; at "
+                f"least {size(min(needed, least))}) and {size(disk)} of disk (--disk-limit). "
+                "Ask a part of it, choose a smaller --model, or raise the limits; `infllm plan` "
+                "tells more."
             )
 
     def read_steps(self, memory: Memory) -> Iterator[ChunkRead]:
@@ -221,11 +231,13 @@ class Reader:
             step = self.forward(
                 memory.state, Phase.READ, ids[start : start + self.config.chunk_tokens]
             )[0]
-            memory.read_tokens = max(0, memory.state.tokens - memory.prefix_tokens)
+            done = max(0, memory.state.tokens - memory.prefix_tokens)
+            memory.read_tokens = done - memory.reused_tokens
             memory.read_seconds += time.perf_counter() - began
             device_bytes = memory.note_device_bytes()
             yield ChunkRead(
-                tokens=memory.read_tokens,
+                tokens=done,
+                reused=memory.reused_tokens,
                 total=total,
                 seconds=memory.read_seconds,
                 blocks=memory.state.blocks,
@@ -234,6 +246,7 @@ class Reader:
                 loaded_blocks=step.loaded_blocks,
             )
         assert memory.state.tokens == len(ids), "every token is read"
+        memory.state.freeze()
 
     def read(
         self, document: Document, *, on_event: Callable[[ChunkRead], None] | None = None

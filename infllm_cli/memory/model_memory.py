@@ -116,6 +116,11 @@ class ModelMemory:
         return sum(layer.host_bytes for layer in self.layers)
 
     @property
+    def segment_bytes(self) -> int:
+        """Bytes of a full segment of all layers."""
+        return sum(x.arena.block_bytes for x in self.tiered) * self.config.segment_blocks
+
+    @property
     def mapped_bytes(self) -> int:
         """Bytes held in files that are mapped in."""
         return sum(layer.mapped_bytes for layer in self.layers)

@@ -39,6 +39,7 @@ class LoadedModel:
         trained_length: positions it was trained on (of a model that slides in every layer: its
             sliding window).
         layers: geometry per layer, for contexts of ordinary length.
+        folder: where it was loaded from, if from files.
     """
 
     name: str
@@ -47,6 +48,7 @@ class LoadedModel:
     trained_length: int
     layers: list[LayerGeometry]
     load_seconds: float = 0.0
+    folder: Path | None = None
     _by_length: dict[int, list[LayerGeometry]] = field(default_factory=dict)
 
     @property
@@ -144,7 +146,7 @@ def load_model(
             ) from error
     trained = _trained_length(config.get_text_config(), name)
     trained = min(trained, windows_only(layers) or trained)
-    return LoadedModel(name, model, tokenizer, trained, layers)
+    return LoadedModel(name, model, tokenizer, trained, layers, folder=folder)
 
 
 @dataclass

@@ -1,0 +1,91 @@
+"""When are two memories the same? What decides how a document is read, and nothing else.
+
+The question, the answer's length and the temperature do not; a byte of the document, a weight or a
+size of the memory does.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from dataclasses import fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from infllm_cli.models.loading import LoadedModel
+from infllm_cli.models.selftest import fingerprint
+from infllm_cli.models.weights import weights_sha256
+
+if TYPE_CHECKING:
+    from infllm_cli.reader import Memory, Reader
+
+FORMAT = 1
+KEY_DIGITS = 32
+# Decides how the memory is asked, not what it holds.
+_ASKING = {"answer_blocks", "answer_lookup"}
+
+
+def key_facts(
+    reader: Reader, memory: Memory, cache_dir: Path, report: Callable[[str, int, int], None]
+) -> dict[str, Any]:
+    """What a saved memory is addressed by, as plain values.
+
+    Raises:
+        OSError: the weights cannot be read.
+    """
+    document, loaded, state = memory.document, reader.loaded, memory.state
+    config = {n: v for n, v in state.config.as_dict().items() if n not in _ASKING}
+    return {
+        "format": FORMAT,
+        "document": [document.sha256, *(part.sha256 for part in document.parts)],
+        # Of the tokens as read: whatever tokenizer, template and encoding gave, it is in here.
+        "prefix": _sha256(reader.prompt.prefix.astype("<i4").tobytes()),
+        "ids": _sha256(memory.tokens.ids.astype("<i4").tobytes()),
+        "spans": _sha256(memory.tokens.spans.astype("<i8").tobytes()),
+        "weights": _weights(loaded, cache_dir, report),
+        "model": fingerprint(loaded.model),  # geometry, dtype, kind of device, versions
+        "layers": [_layer(layer.geometry) for layer in state.layers],
+        "whole": memory.whole,
+        "config": config,
+    }
+
+
+def key_of(facts: dict[str, Any]) -> str:
+    """The name of the memory's folder."""
+    return _sha256(json.dumps(facts, sort_keys=True).encode())[:KEY_DIGITS]
+
+
+def _weights(
+    loaded: LoadedModel, cache_dir: Path, report: Callable[[str, int, int], None]
+) -> str:
+    if loaded.folder is not None:
+        return weights_sha256(loaded.folder, cache_dir, report)
+    digest = hashlib.sha256()
+    for name, tensor in sorted(loaded.model.state_dict().items()):
+        digest.update(name.encode())
+        digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy())
+    return digest.hexdigest()
+
+
+def _layer(geometry: Any) -> dict[str, Any]:
+    facts = {
+        field.name: getattr(geometry, field.name)
+        for field in fields(geometry)
+        if field.name not in ("rotary", "dtype", "device")
+    }
+    rotary = geometry.rotary
+    facts["rotary"] = [
+        _sha256(rotary.inv_freq.detach().double().cpu().numpy().tobytes()),
+        rotary.interleaved,
+        rotary.scale_beta,
+        rotary.scale_length,
+    ]
+    facts["dtype"] = str(geometry.dtype)
+    return facts
+
+
+def _sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()

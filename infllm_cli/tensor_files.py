@@ -1,0 +1,183 @@
+"""Tensors in a file: written once, whole or not at all, and mapped back in without a copy.
+
+The files are ordinary safetensors. Tensors begin at multiples of a page, which the format allows
+only without holes: small tensors of zeros lie between them. So that mapped numbers are computed
+with exactly as those in memory, and so that the pages of one can be given back alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import mmap
+import warnings
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+PAGE = max(4096, mmap.ALLOCATIONGRANULARITY)
+PIECE_BYTES = 1 << 22
+PARTIAL = ".partial"  # the end of the name of what is not whole yet
+_PADDING = "padding."
+_NAMES = {
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.uint8: "U8",
+}
+_DTYPES = {name: dtype for dtype, name in _NAMES.items()}
+
+
+class BrokenFile(Exception):
+    """A file is not what was written."""
+
+
+@dataclass(frozen=True, slots=True)
+class FileRecord:
+    """What a file must be: its size in bytes, and the CRC-32 of all of them."""
+
+    name: str
+    size: int
+    crc32: int
+
+
+def write_tensors(path: Path, tensors: dict[str, Tensor], facts: dict[str, str]) -> FileRecord:
+    """Write tensors to a file that is there only when it is whole.
+
+    Args:
+        tensors: on the host, of any strides.
+        facts: text, for the file's metadata.
+
+    Raises:
+        OSError: nothing of it is left.
+    """
+    partial = path.with_name(f"{path.name}{PARTIAL}")
+    checksum = size = 0
+    try:
+        with partial.open("wb", buffering=0) as file:
+            for piece in _pieces(tensors, facts):
+                checksum = zlib.crc32(piece, checksum)
+                size += len(piece)
+                while len(piece):  # a disk that is nearly full takes a part
+                    piece = piece[file.write(piece) :]
+        partial.replace(path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            partial.unlink(missing_ok=True)
+        raise
+    return FileRecord(path.name, size, checksum)
+
+
+def _pieces(tensors: dict[str, Tensor], facts: dict[str, str]) -> Iterator[memoryview]:
+    header: dict[str, object] = {"__metadata__": facts}
+    at = padding = 0
+
+    def place(name: str, dtype: str, shape: list[int], size: int) -> None:
+        nonlocal at
+        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [at, at + size]}
+        at += size
+
+    fills = []
+    for name, tensor in tensors.items():
+        place(name, _NAMES[tensor.dtype], list(tensor.shape), tensor.nbytes)
+        fill = -at % PAGE
+        fills.append(fill)
+        if fill:
+            place(f"{_PADDING}{padding}", "U8", [fill], fill)
+            padding += 1
+    text = json.dumps(header).encode()
+    text += b" " * (-(len(text) + 8) % PAGE)
+    yield memoryview(len(text).to_bytes(8, "little") + text)
+    for tensor, fill in zip(tensors.values(), fills, strict=True):
+        yield from _bytes_of(tensor)
+        if fill:
+            yield memoryview(bytes(fill))
+
+
+def _bytes_of(tensor: Tensor) -> Iterator[memoryview]:
+    """The numbers in order, copied a row of the first dimension at a time if they do not lie so."""
+    if tensor.is_contiguous():
+        if tensor.nbytes:
+            data = memoryview(tensor.reshape(-1).view(torch.uint8).numpy())
+            for start in range(0, len(data), PIECE_BYTES):
+                yield data[start : start + PIECE_BYTES]
+        return
+    for row in tensor:
+        yield from _bytes_of(row.contiguous())
+
+
+def check(folder: Path, record: FileRecord) -> None:
+    """Compare a file with what was written.
+
+    Raises:
+        BrokenFile: it is gone, shorter, longer or changed.
+    """
+    path = folder / record.name
+    checksum = size = 0
+    buffer = memoryview(bytearray(PIECE_BYTES))
+    try:
+        with path.open("rb", buffering=0) as file:
+            while count := file.readinto(buffer):
+                checksum = zlib.crc32(buffer[:count], checksum)
+                size += count
+    except OSError as error:
+        raise BrokenFile(f"{path}: {error.strerror or error}") from None
+    if size != record.size:
+        raise BrokenFile(f"{path}: {size:,} bytes instead of {record.size:,}")
+    if checksum != record.crc32:
+        raise BrokenFile(f"{path}: its checksum is another one")
+
+
+class MappedFile:
+    """A file of tensors, mapped in read-only; it stays mapped as long as one of them is used.
+
+    Raises:
+        BrokenFile: it is no such file.
+    """
+
+    def __init__(self, path: Path) -> None:
+        try:
+            with path.open("rb") as file:
+                self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            length = int.from_bytes(self._map[:8], "little")
+            header = json.loads(self._map[8 : 8 + length])
+        except (OSError, ValueError, OverflowError) as error:
+            raise BrokenFile(f"{path}: {error}") from None
+        self.facts: dict[str, str] = header.pop("__metadata__", {})
+        self.tensors: dict[str, Tensor] = {}
+        self._ranges: dict[str, tuple[int, int]] = {}
+        data = np.frombuffer(self._map, dtype=np.uint8)
+        for name, entry in header.items():
+            if name.startswith(_PADDING):
+                continue
+            start, end = (8 + length + offset for offset in entry["data_offsets"])
+            dtype = _DTYPES[entry["dtype"]]
+            count = math.prod(entry["shape"])
+            if end > len(data) or end - start != count * dtype.itemsize:
+                raise BrokenFile(f"{path}: {name} lies outside of it")
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # "not writable": nobody writes
+                flat = torch.from_numpy(data[start:end])
+            self.tensors[name] = flat.view(dtype).view(entry["shape"])
+            self._ranges[name] = (start, end)
+
+    def release(self, prefix: str) -> Callable[[], None]:
+        """What gives back the pages of the tensors whose names begin so; they stay usable."""
+        spans = [span for name, span in self._ranges.items() if name.startswith(prefix)]
+        low = min(start for start, _ in spans) // PAGE * PAGE
+        length = max(end for _, end in spans) - low
+
+        def give_back() -> None:
+            if hasattr(mmap, "MADV_DONTNEED"):
+                self._map.madvise(mmap.MADV_DONTNEED, low, length)
+
+        return give_back
