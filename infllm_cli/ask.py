@@ -119,9 +119,7 @@ def run_ask(request: AskRequest, console: Console, out: TextIO) -> None:
         _ask_all(request, reader, memory, None, options, console, out)
         return
     with contextlib.closing(
-        Keeper(
-            reader, memory, cache_dir, limits, note=console.note, progress=console.fetching
-        )
+        Keeper(reader, memory, cache_dir, limits, note=console.note, progress=console.fetching)
     ) as keeper:
         _read(reader, memory, keeper, console)
         _remember_speed(reader, memory, cache_dir)
@@ -141,10 +139,11 @@ def _read(reader: Reader, memory: Memory, keeper: Keeper, console: Console) -> N
     except KeyboardInterrupt:
         console.close()
         kept = keeper.stop()
+        rest = f"{kept:,} of them are kept: ask again to go on." if kept else "nothing is kept."
         console.note(
             f"interrupted after {memory.reused_tokens + memory.read_tokens:,} of "
             f"{len(memory.tokens):,} tokens; "
-            + (f"{kept:,} of them are kept: ask again to go on." if kept else "none is kept.")
+            + (f"{kept:,} of them are kept: ask again to go on." if kept else "nothing is kept.")
         )
         raise Interrupted from None
     console.end_reading(memory)

@@ -112,9 +112,7 @@ def infllm(
     return Need("InfLLM", attends, fixed, growing, host)
 
 
-def least_host_bytes(
-    layers: Sequence[LayerShape], value_bytes: int, config: MemoryConfig
-) -> int:
+def least_host_bytes(layers: Sequence[LayerShape], value_bytes: int, config: MemoryConfig) -> int:
     """Host memory without which blocks cannot move to disk: the segment that is being filled, and
     the one before it until it is written.
     """

@@ -58,9 +58,7 @@ def key_of(facts: dict[str, Any]) -> str:
     return _sha256(json.dumps(facts, sort_keys=True).encode())[:KEY_DIGITS]
 
 
-def _weights(
-    loaded: LoadedModel, cache_dir: Path, report: Callable[[str, int, int], None]
-) -> str:
+def _weights(loaded: LoadedModel, cache_dir: Path, report: Callable[[str, int, int], None]) -> str:
     if loaded.folder is not None:
         return weights_sha256(loaded.folder, cache_dir, report)
     digest = hashlib.sha256()

@@ -18,7 +18,7 @@ from infllm_cli.errors import CapacityError
 from infllm_cli.identity import key_facts, key_of
 from infllm_cli.memory import snapshot
 from infllm_cli.saved import Writer
-from infllm_cli.shelf import Place, Record, Shelf
+from infllm_cli.shelf import Place, Shelf
 from infllm_cli.tensor_files import PAGE, BrokenFile
 from infllm_cli.wording import size
 

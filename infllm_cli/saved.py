@@ -40,9 +40,7 @@ def load(place: Place, record: Record, memory: Memory, *, release: bool) -> None
     except (KeyError, ValueError) as error:
         raise BrokenFile(f"{folder / record.files[-1].name}: {error}") from None
     for index, file in enumerate(segments):
-        snapshot.place_segment(
-            memory.state, index, file.tensors, file.release if release else None
-        )
+        snapshot.place_segment(memory.state, index, file.tensors, file.release if release else None)
     snapshot.restore_state(memory.state, State(**numbers, tensors=state.tensors))
     memory.reused_tokens = record.read_tokens
 

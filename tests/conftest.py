@@ -18,6 +18,8 @@ from infllm_cli.models import catalog
 for _name in [name for name in os.environ if name.startswith("INFLLM_")]:
     del os.environ[_name]
 os.environ["XDG_CONFIG_HOME"] = os.devnull
+# Most tests are about reading: only those of saved memories (`--save`) find what others have read.
+os.environ["INFLLM_SAVE"] = "false"
 
 torch.set_num_threads(1)  # tiny tensors: a second thread only waits for the first
 

@@ -11,7 +11,6 @@ import torch
 from tiny_readers import (
     CHATML,
     SMALL,
-    TRAINED,
     chat_tokenizer,
     make_reader,
     memory_contents,
@@ -29,7 +28,7 @@ from infllm_cli.events import Answer, ChunkRead, Looked, TokenOut
 from infllm_cli.evidence import Passage
 from infllm_cli.memory.model_memory import ModelMemory
 from infllm_cli.memory.step import Phase, Step
-from infllm_cli.reader import Memory, Reader
+from infllm_cli.reader import RESERVE_TOKENS, Memory, Reader
 from infllm_cli.sampling import Answering, AnswerOptions
 
 TEXT = prose(2_500)
@@ -140,11 +139,16 @@ def test_events_tell_how_far_the_reading_is(reader: Reader) -> None:
     assert all(event.device_bytes > 0 and event.seconds >= 0 for event in events)
 
 
-def test_a_document_that_just_does_not_fit_goes_through_the_tiers(reader: Reader) -> None:
+@pytest.mark.parametrize("answer", [1, 300, 1500])
+def test_a_document_that_just_does_not_fit_goes_through_the_tiers(
+    reader: Reader, answer: int
+) -> None:
+    # Whatever the answer may take: one memory serves all questions.
     document = decode_document(TEXT.encode(), "text")
     tokens = len(reader.open(document).tokens) + len(reader.prompt.prefix)
-    assert reader.open(document, reserve_tokens=TRAINED - tokens).whole
-    assert not reader.open(document, reserve_tokens=TRAINED - tokens + 1).whole
+    for spare, whole in ((0, True), (-1, False)):
+        loaded = replace(reader.loaded, trained_length=tokens + RESERVE_TOKENS + spare)
+        assert Reader(loaded, reader.config).open(document, reserve_tokens=answer).whole is whole
 
 
 # --- the same question, the same answer ----------------------------------------------------------
