@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 import torch
 
-from infllm_cli import keeping, speeds
+from infllm_cli import speeds
 from infllm_cli.document import Document
 from infllm_cli.errors import Interrupted, UsageError
 from infllm_cli.events import Answer, Looked, TokenOut
 from infllm_cli.evidence import Passage
 from infllm_cli.keeping import Keeper
+from infllm_cli.limits import disk_room, memories_folder, parse_limits
 from infllm_cli.models.catalog import default_cache_dir
 from infllm_cli.reader import Memory, Reader
 from infllm_cli.sampling import Answering, AnswerOptions
@@ -85,7 +86,7 @@ def run_ask(request: AskRequest, console: Console, out: TextIO) -> None:
     if request.evidence < 0:
         raise UsageError(f"--evidence is {request.evidence}; it is a number of passages.")
     cache_dir = request.cache_dir or default_cache_dir()
-    limits = keeping.parse_limits(
+    limits = parse_limits(
         request.host_limit, request.disk_limit, request.memory_budget, request.save
     )
     document = request.document
@@ -113,7 +114,7 @@ def run_ask(request: AskRequest, console: Console, out: TextIO) -> None:
         # Sizes given by hand are meant for the tiers.
         allow_whole=all(size is None for size in request.sizes.values()),
         host_limit_bytes=limits.host,
-        disk_bytes=keeping.disk_room(Shelf(keeping.memories_folder(cache_dir)), limits.disk),
+        disk_bytes=disk_room(Shelf(memories_folder(cache_dir)), limits.disk),
     )
     if options.answering is Answering.PASSAGES:  # those need no memory
         _ask_all(request, reader, memory, None, options, console, out)
@@ -142,8 +143,7 @@ def _read(reader: Reader, memory: Memory, keeper: Keeper, console: Console) -> N
         rest = f"{kept:,} of them are kept: ask again to go on." if kept else "nothing is kept."
         console.note(
             f"interrupted after {memory.reused_tokens + memory.read_tokens:,} of "
-            f"{len(memory.tokens):,} tokens; "
-            + (f"{kept:,} of them are kept: ask again to go on." if kept else "nothing is kept.")
+            f"{len(memory.tokens):,} tokens; {rest}"
         )
         raise Interrupted from None
     console.end_reading(memory)

@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from infllm_cli.checksums import PAGE
 from infllm_cli.memory.config import MemoryConfig
 
 # Above this a document is counted by a sample when the count only decides whether to go on.
 MOST_COUNTED_CHARS = 20_000_000
+# Files are larger than their numbers: every tensor of a layer is padded to pages.
+TENSORS_OF_SEGMENT, TENSORS_OF_STATE, HEADER_BYTES = 4, 10, 200_000
 _SAMPLES, _SAMPLE_CHARS = 64, 16_384
 
 
@@ -118,6 +121,13 @@ def least_host_bytes(layers: Sequence[LayerShape], value_bytes: int, config: Mem
     """
     per_token = sum(layer.values_per_token() for layer in tiered_layers(layers)) * value_bytes
     return 2 * config.segment_blocks * config.block_tokens * per_token
+
+
+def saved_bytes(need: Need, config: MemoryConfig, layers: int, context_tokens: int) -> int:
+    """Bytes of the files of a saved memory (`infllm_cli.saved`), at most."""
+    segments = blocks_of(config, context_tokens) // config.segment_blocks + 1
+    padding = PAGE * layers * (segments * TENSORS_OF_SEGMENT + TENSORS_OF_STATE)
+    return need.host_bytes + need.device_bytes + need.device_growing_bytes + padding + HEADER_BYTES
 
 
 def fits_host_and_disk(needed: int, least: int, host: int, disk: int) -> bool:

@@ -241,6 +241,7 @@ def plan(
             files = [file, *(more_files or [])]
             document = load_files(files, _stdin(console, *files), encoding, console.note)
         from infllm_cli import plan as planning
+        from infllm_cli.limits import parse_limits
 
         if document is not None:
             plans = [
@@ -251,6 +252,7 @@ def plan(
                     device=device,
                     dtype=dtype.value,
                     sizes=sizes,
+                    limits=parse_limits(host_limit, disk_limit, memory_budget, save),
                     progress=console.fetching,
                 )
             ]

@@ -9,17 +9,17 @@ import contextlib
 import errno
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from infllm_cli import budget, machine, saved
+from infllm_cli.checksums import BrokenFile
 from infllm_cli.errors import CapacityError
 from infllm_cli.identity import key_facts, key_of
+from infllm_cli.limits import Limits, disk_room, memories_folder
 from infllm_cli.memory import snapshot
 from infllm_cli.saved import Writer
 from infllm_cli.shelf import Place, Shelf
-from infllm_cli.tensor_files import PAGE, BrokenFile
 from infllm_cli.wording import size
 
 if TYPE_CHECKING:
@@ -27,49 +27,9 @@ if TYPE_CHECKING:
 
 CHECKPOINT_SECONDS = 5.0  # of reading, that a killed process may lose
 CHECKPOINT_SHARE = 20  # and this many times what writing a checkpoint took
-# Files are larger than their numbers: every tensor is padded to pages.
-TENSORS_OF_SEGMENT, TENSORS_OF_STATE, HEADERS = 4, 10, 200_000
 
 Note = Callable[[str], None]
 Progress = Callable[[str, int, int], None]
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """What the user allows, in bytes.
-
-    Attributes:
-        host: keys and values in RAM.
-        disk: files of this document; None: what is free.
-        budget: all saved memories together.
-        save: whether to keep the memory for the next command.
-    """
-
-    host: int
-    disk: int | None
-    budget: int
-    save: bool = True
-
-
-def parse_limits(
-    host_limit: str | None, disk_limit: str | None, memory_budget: str, save: bool
-) -> Limits:
-    """The limits that flags give; by default half of the memory that is free.
-
-    Raises:
-        UsageError: what is no size, by its flag.
-    """
-    if host_limit is None:
-        host = machine.available_memory() // 2
-    else:
-        host = machine.parse_size(host_limit, "--host-limit")
-    disk = None if disk_limit is None else machine.parse_size(disk_limit, "--disk-limit")
-    return Limits(host, disk, machine.parse_size(memory_budget, "--memory-budget"), save)
-
-
-def memories_folder(cache_dir: Path) -> Path:
-    """The folder of the cache that holds one folder for each saved memory."""
-    return cache_dir / "memories"
 
 
 class Keeper:
@@ -164,7 +124,7 @@ class Keeper:
             return
         record = place.record
         there = record.size if record is not None else 0
-        wanted = saved_bytes(need, self.memory)
+        wanted = _saved_bytes(need, self.memory)
         room = disk_room(self.shelf, self.limits.disk, self.key)
         reason = None
         if wanted > self.limits.budget:
@@ -353,22 +313,6 @@ def needed(reader: Reader, memory: Memory) -> budget.Need:
     )
 
 
-def saved_bytes(need: budget.Need, memory: Memory) -> int:
-    """Bytes of the files of a saved memory, at most."""
+def _saved_bytes(need: budget.Need, memory: Memory) -> int:
     config, layers = memory.state.config, len(memory.state.layers)
-    blocks = budget.blocks_of(config, memory.prefix_tokens + len(memory.tokens))
-    segments = blocks // config.segment_blocks + 1
-    padding = PAGE * layers * (segments * TENSORS_OF_SEGMENT + TENSORS_OF_STATE)
-    numbers = need.host_bytes + need.device_bytes + need.device_growing_bytes
-    return numbers + padding + HEADERS
-
-
-def disk_room(shelf: Shelf, limit: int | None, keep: str | None = None) -> int:
-    """Bytes that a document may take on the disk of the shelf.
-
-    What is free less a reserve for others, and what older memories would give back; not more than
-    `limit`.
-    """
-    old = sum(entry.size for entry in shelf.entries() if entry.key != keep)
-    free = machine.free_disk(shelf.folder) - machine.disk_reserve(shelf.folder) + old
-    return max(0, free if limit is None else min(limit, free))
+    return budget.saved_bytes(need, config, layers, memory.prefix_tokens + len(memory.tokens))

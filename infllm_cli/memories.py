@@ -6,10 +6,10 @@ import datetime
 from collections.abc import Sequence
 from pathlib import Path
 
+from infllm_cli.checksums import BrokenFile, check
 from infllm_cli.errors import InfllmError, UsageError
-from infllm_cli.keeping import memories_folder
+from infllm_cli.limits import memories_folder
 from infllm_cli.shelf import Entry, Shelf
-from infllm_cli.tensor_files import BrokenFile, check
 from infllm_cli.wording import size, visible
 
 

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from infllm_cli import budget, machine, wording
 from infllm_cli.budget import LayerShape, Need
 from infllm_cli.errors import UsageError
+from infllm_cli.limits import Limits, disk_room, memories_folder
 from infllm_cli.memory.config import MemoryConfig
+from infllm_cli.shelf import Shelf
 
 if TYPE_CHECKING:
     from infllm_cli.document import Document
@@ -36,6 +38,9 @@ class Plan:
         whole: attended whole, without blocks.
         needs: by policy; the last of them is InfLLM's.
         weight_bytes: of the model, None where it is not there.
+        free_disk_bytes: that the document may take.
+        saved_bytes: of the files that are kept for the next question; 0: none.
+        host_limit_bytes: of keys and values; None: no limit.
         seconds: for reading, at the speed last measured here; None: not measured yet.
     """
 
@@ -50,8 +55,9 @@ class Plan:
     weight_bytes: int | None = None
     available_bytes: int = 0
     free_disk_bytes: int = 0
+    saved_bytes: int = 0
+    host_limit_bytes: int | None = None
     tokens_per_second: float | None = None
-    notes: list[str] = field(default_factory=list)
 
     @property
     def seconds(self) -> float | None:
@@ -71,6 +77,7 @@ class Plan:
         return (
             self.memory_bytes(need) <= self.available_bytes
             and need.disk_bytes <= self.free_disk_bytes
+            and need.host_bytes <= (self.host_limit_bytes or need.host_bytes)
         )
 
 
@@ -82,6 +89,7 @@ def plan_document(
     device: str = "auto",
     dtype: str = "auto",
     sizes: dict[str, int | None] | None = None,
+    limits: Limits | None = None,
     progress: Callable[[str, int, int], None] | None = None,
 ) -> Plan:
     """Plan the reading of a document by a model, which is fetched if it is the catalog's.
@@ -118,6 +126,14 @@ def plan_document(
     needs = _needs(
         outline.layers, value_bytes, config, context, context + RESERVE_TOKENS if whole else 0
     )
+    limits = limits or Limits.usual()
+    shelf = Shelf(memories_folder(cache_dir))
+    room = disk_room(shelf, limits.disk)
+    least = budget.least_host_bytes(outline.layers, value_bytes, config)
+    saved = budget.saved_bytes(needs[-1], config, len(outline.layers), context)
+    if not limits.save or saved > min(limits.budget, room):
+        saved = 0
+    needs[-1] = within(needs[-1], limits, least, saved)
     return Plan(
         document=document.name,
         tokens=tokens,
@@ -137,9 +153,25 @@ def plan_document(
         },
         weight_bytes=(facts["parameters"] or 0) * value_bytes or None,
         available_bytes=machine.available_memory(),
-        free_disk_bytes=machine.free_disk(cache_dir),
+        free_disk_bytes=room,
+        saved_bytes=saved,
+        host_limit_bytes=limits.host,
         tokens_per_second=speeds.last_speed(cache_dir, folder.name, str(chosen), kind),
     )
+
+
+def within(need: Need, limits: Limits, least: int, saved: int) -> Need:
+    """Where InfLLM's blocks lie: in RAM up to the limit, beyond it on disk, if they are not saved.
+
+    Args:
+        least: host memory below which blocks cannot move to disk; such a plan stays as it is, and
+            does not fit.
+        saved: bytes of the files of the saved memory, which hold every block; 0: it is not saved.
+    """
+    host = need.host_bytes
+    if host > limits.host >= least:
+        return replace(need, host_bytes=limits.host, disk_bytes=saved or host - limits.host)
+    return replace(need, disk_bytes=saved)
 
 
 def plan_shape(
@@ -211,8 +243,10 @@ def to_json(plan: Plan) -> dict[str, Any]:
             {**asdict(need), "memory_bytes": plan.memory_bytes(need), "fits": plan.fits(need)}
             for need in plan.needs
         ],
+        "saved_bytes": plan.saved_bytes,
         "machine": {
             "available_bytes": plan.available_bytes,
+            "host_limit_bytes": plan.host_limit_bytes,
             "free_disk_bytes": plan.free_disk_bytes,
         },
         "reading": {"tokens_per_second": plan.tokens_per_second, "seconds": plan.seconds},
@@ -251,7 +285,8 @@ def as_lines(plan: Plan) -> list[str]:
         "",
         f"memory    InfLLM takes about {wording.size(plan.memory_bytes(need))} in all; "
         f"{wording.size(plan.available_bytes)} is free here: it {verdict}",
-        f"disk      {wording.size(need.disk_bytes)} of {wording.size(plan.free_disk_bytes)} free",
+        f"disk      {wording.size(need.disk_bytes)} of {wording.size(plan.free_disk_bytes)} free"
+        + (", kept for the next question" if plan.saved_bytes else ""),
     ]
     if plan.document is not None:
         time = "not measured yet for this model on this device"

@@ -10,11 +10,12 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from infllm_cli.checksums import BrokenFile, FileRecord, check
 from infllm_cli.memory import snapshot
 from infllm_cli.memory.model_memory import ModelMemory
 from infllm_cli.memory.snapshot import State
 from infllm_cli.shelf import Place, Record, save_record
-from infllm_cli.tensor_files import BrokenFile, FileRecord, MappedFile, check, write_tensors
+from infllm_cli.tensor_files import MappedFile, write_tensors
 
 if TYPE_CHECKING:
     from infllm_cli.reader import Memory

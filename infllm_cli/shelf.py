@@ -18,8 +18,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any
 
+from infllm_cli.checksums import PARTIAL, FileRecord
 from infllm_cli.errors import UsageError
-from infllm_cli.tensor_files import PARTIAL, FileRecord
 
 MANIFEST = "memory.json"
 LOCK = "lock"

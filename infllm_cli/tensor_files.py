@@ -14,16 +14,14 @@ import mmap
 import warnings
 import zlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
-PAGE = max(4096, mmap.ALLOCATIONGRANULARITY)
-PIECE_BYTES = 1 << 22
-PARTIAL = ".partial"  # the end of the name of what is not whole yet
+from infllm_cli.checksums import PAGE, PARTIAL, PIECE_BYTES, BrokenFile, FileRecord
+
 _PADDING = "padding."
 _NAMES = {
     torch.float32: "F32",
@@ -35,19 +33,6 @@ _NAMES = {
     torch.uint8: "U8",
 }
 _DTYPES = {name: dtype for dtype, name in _NAMES.items()}
-
-
-class BrokenFile(Exception):
-    """A file is not what was written."""
-
-
-@dataclass(frozen=True, slots=True)
-class FileRecord:
-    """What a file must be: its size in bytes, and the CRC-32 of all of them."""
-
-    name: str
-    size: int
-    crc32: int
 
 
 def write_tensors(path: Path, tensors: dict[str, Tensor], facts: dict[str, str]) -> FileRecord:
@@ -113,28 +98,6 @@ def _bytes_of(tensor: Tensor) -> Iterator[memoryview]:
         return
     for row in tensor:
         yield from _bytes_of(row.contiguous())
-
-
-def check(folder: Path, record: FileRecord) -> None:
-    """Compare a file with what was written.
-
-    Raises:
-        BrokenFile: it is gone, shorter, longer or changed.
-    """
-    path = folder / record.name
-    checksum = size = 0
-    buffer = memoryview(bytearray(PIECE_BYTES))
-    try:
-        with path.open("rb", buffering=0) as file:
-            while count := file.readinto(buffer):
-                checksum = zlib.crc32(buffer[:count], checksum)
-                size += count
-    except OSError as error:
-        raise BrokenFile(f"{path}: {error.strerror or error}") from None
-    if size != record.size:
-        raise BrokenFile(f"{path}: {size:,} bytes instead of {record.size:,}")
-    if checksum != record.crc32:
-        raise BrokenFile(f"{path}: its checksum is another one")
 
 
 class MappedFile:

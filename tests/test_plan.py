@@ -20,6 +20,7 @@ from infllm_cli import budget, machine, plan, speeds
 from infllm_cli.budget import LayerShape
 from infllm_cli.document import decode_document
 from infllm_cli.errors import CapacityError, ModelError, UsageError
+from infllm_cli.limits import Limits
 from infllm_cli.memory.config import MemoryConfig
 from infllm_cli.models.loading import shapes_of
 from infllm_cli.models.probe import probe_layers
@@ -316,3 +317,25 @@ def test_a_broken_file_of_speeds_costs_an_estimate(tmp_path, content):
 def test_speeds_that_cannot_be_written_cost_nothing(tmp_path):
     (tmp_path / "file").write_text("")
     speeds.remember(tmp_path / "file", "m", "cpu", "float32", 1000, 1.0)
+
+
+# --- limits --------------------------------------------------------------------------------------
+
+
+def test_a_plan_tells_what_lies_on_disk_and_whether_the_limits_hold_it(place, monkeypatch):
+    text = prose(40_000)
+    roomy = Limits(10**12, None, 10**12, save=False)
+    free = plan_of(place, text, limits=roomy).needs[-1]
+    assert free.disk_bytes == 0 and free.host_bytes > 4_000_000
+    limits = replace(roomy, host=3_000_000)
+    [*_, need] = plan_of(place, text, limits=limits).needs
+    assert (need.host_bytes, need.disk_bytes) == (3_000_000, free.host_bytes - 3_000_000)
+    saved = plan_of(place, text, limits=replace(limits, save=True))
+    assert saved.fits(saved.needs[-1]) and saved.needs[-1].host_bytes == 3_000_000
+    assert saved.saved_bytes == saved.needs[-1].disk_bytes > free.host_bytes
+    assert any("kept for the next question" in line for line in plan.as_lines(saved))
+    for harm in ({"host": 300_000}, {"disk": 1_000_000}):
+        refused = plan_of(place, text, limits=replace(limits, **harm))
+        assert not refused.fits(refused.needs[-1]), harm
+    over = plan_of(place, text, limits=replace(roomy, save=True, budget=1000))
+    assert over.saved_bytes == 0 and over.fits(over.needs[-1])

@@ -23,14 +23,16 @@ from tiny_readers import SMALL, make_reader, memory_contents, same_contents
 from tiny_tokenizers import prose
 
 from infllm_cli import keeping, machine, saved, shelf, tensor_files
+from infllm_cli.checksums import BrokenFile, check
 from infllm_cli.document import decode_document
 from infllm_cli.errors import CapacityError
-from infllm_cli.keeping import Keeper, Limits, memories_folder
+from infllm_cli.keeping import Keeper
+from infllm_cli.limits import Limits, memories_folder
 from infllm_cli.memory.config import FLAGS, Lookup
 from infllm_cli.reader import Memory, Reader
 from infllm_cli.sampling import AnswerOptions
 from infllm_cli.shelf import MANIFEST, Shelf
-from infllm_cli.tensor_files import BrokenFile, MappedFile, check, write_tensors
+from infllm_cli.tensor_files import MappedFile, write_tensors
 
 CONFIG = replace(SMALL, segment_blocks=6)
 ROOMY = Limits(host=10**12, disk=None, budget=10**12)

@@ -1,0 +1,47 @@
+"""Is a file what was written?"""
+
+from __future__ import annotations
+
+import mmap
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+
+PAGE = max(4096, mmap.ALLOCATIONGRANULARITY)
+PIECE_BYTES = 1 << 22
+PARTIAL = ".partial"  # the end of the name of what is not whole yet
+
+
+class BrokenFile(Exception):
+    """A file is not what was written."""
+
+
+@dataclass(frozen=True, slots=True)
+class FileRecord:
+    """What a file must be: its size in bytes, and the CRC-32 of all of them."""
+
+    name: str
+    size: int
+    crc32: int
+
+
+def check(folder: Path, record: FileRecord) -> None:
+    """Compare a file with what was written.
+
+    Raises:
+        BrokenFile: it is gone, shorter, longer or changed.
+    """
+    path = folder / record.name
+    checksum = size = 0
+    buffer = memoryview(bytearray(PIECE_BYTES))
+    try:
+        with path.open("rb", buffering=0) as file:
+            while count := file.readinto(buffer):
+                checksum = zlib.crc32(buffer[:count], checksum)
+                size += count
+    except OSError as error:
+        raise BrokenFile(f"{path}: {error.strerror or error}") from None
+    if size != record.size:
+        raise BrokenFile(f"{path}: {size:,} bytes instead of {record.size:,}")
+    if checksum != record.crc32:
+        raise BrokenFile(f"{path}: its checksum is another one")
