@@ -1,5 +1,6 @@
 """The exact lookup: kernel, twin and mass against a naive reference on odd sizes."""
 
+import itertools
 import subprocess
 import sys
 
@@ -7,7 +8,7 @@ import pytest
 import torch
 from infllm_cli.kernels import exact_lookup as module
 from infllm_cli.kernels.block_mass import block_mass
-from infllm_cli.kernels.exact_lookup import exact_lookup, exact_lookup_torch
+from infllm_cli.kernels.exact_lookup import exact_lookup, exact_lookup_parts, exact_lookup_torch
 
 # Largest difference from a float64 reference of the same (already rounded) operands, for scores
 # of about +-10. In bfloat16 the CPU may round each score once: half of 2^-7 of 8 to 16.
@@ -49,6 +50,17 @@ def assert_near(actual, expected, tolerance):
     for a, e in zip(actual, expected, strict=True):
         assert a.dtype == torch.float32
         torch.testing.assert_close(a.double(), e.double(), rtol=0, atol=tolerance)
+
+
+@pytest.mark.parametrize("case", CASES, ids=NAMES)
+def test_keys_in_several_parts_are_scored_as_in_one(case):
+    q, keys, n_blocks = make_inputs(*case)
+    cuts = sorted({0, n_blocks // 3, n_blocks - 1, n_blocks})
+    parts = [keys[:, start:stop] for start, stop in itertools.pairwise(cuts)]
+    expected = naive(q, keys, n_blocks)
+    assert_near(exact_lookup_parts(q, parts), expected, SCORE_TOLERANCE[case[-1]])
+    lse, peak = exact_lookup_parts(q, parts, want_lse=False)
+    assert lse is None and torch.equal(peak, exact_lookup_parts(q, parts)[1])
 
 
 @pytest.mark.parametrize("case", CASES, ids=NAMES)

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from infllm_cli.kernels.block_mass import block_mass
-from infllm_cli.kernels.exact_lookup import exact_lookup
-from infllm_cli.memory.blocks import BlockArena
+from infllm_cli.kernels.exact_lookup import exact_lookup_parts
+from infllm_cli.memory.blocks import BlockArena, Segment
 from infllm_cli.memory.representatives import Representatives
 
 
@@ -29,14 +29,20 @@ def exact(q: Tensor, arena: BlockArena, scaling: float, blocks: int) -> tuple[Te
     them; the mass of a block is summed over the queries of its KV head.
     """
     folded = (q.float() * scaling).to(q.dtype).reshape(arena.kv_heads, -1, q.shape[-1]).cpu()
-    found = []
-    for part in arena.parts():
-        lse, _ = exact_lookup(folded, part.keys, part.blocks)
-        found.append(lse)
-        if part.release is not None:
-            part.release()
-    mass = block_mass(torch.cat(found, dim=-1))
+    parts = list(arena.parts())
+    if all(part.release is None for part in parts):
+        lse, _ = exact_lookup_parts(folded, [part.keys for part in parts])
+    else:
+        lse = torch.cat([_scan(folded, part) for part in parts], dim=-1)
+    mass = block_mass(lse)
     return top_blocks(mass, blocks), mass
+
+
+def _scan(folded: Tensor, part: Segment) -> Tensor:
+    lse, _ = exact_lookup_parts(folded, [part.keys])
+    if part.release is not None:
+        part.release()
+    return lse
 
 
 def top_blocks(relevance: Tensor, blocks: int) -> Tensor:
