@@ -102,6 +102,8 @@ class Keeper:
             self._note(f"a saved memory is damaged ({error}); the document is read again.")
             if self._place.claim():
                 self._place.keep_only(set())
+            else:
+                self._note("another infllm uses it; this memory is not saved.")
             return
         self._place.touch()
         self._mapped = len(record.files) - 1
@@ -170,7 +172,8 @@ class Keeper:
         writer = self._writer
         if writer is None:
             return
-        writer.write_segments(self.memory.state)
+        if self._spill is None:
+            writer.write_segments(self.memory.state)
         if writer.failure is not None:
             self._give_up()
             return
@@ -192,7 +195,7 @@ class Keeper:
 
         self._writer.then(done)
 
-    def _relieve(self, *, all_of_it: bool = False) -> None:
+    def _relieve(self) -> None:
         """Replace the oldest segments in RAM by their files until the limit holds."""
         if not self._pressed:
             return
@@ -200,10 +203,13 @@ class Keeper:
         assert writer is not None
         chunk = state.config.chunk_tokens // state.config.block_tokens + 1
         ahead = chunk * sum(layer.arena.block_bytes for layer in state.tiered)
-        while self._mapped < snapshot.segments_of(state) and (
-            all_of_it or state.host_bytes + ahead > self.limits.host
+        while (
+            self._mapped < snapshot.segments_of(state)
+            and state.host_bytes + ahead > self.limits.host
         ):
             if not writer.map_segment(state, self._mapped):
+                # What is only moved is written when it has to go.
+                writer.write_segments(state, self._mapped + 1)
                 writer.wait()
                 if writer.failure is not None:
                     self._give_up()

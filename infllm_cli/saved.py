@@ -72,9 +72,10 @@ class Writer:
         *self.segments, self.state = record.files
         self._submitted = len(self.segments)
 
-    def write_segments(self, memory: ModelMemory) -> None:
-        """Write the segments that have been filled since the last call."""
-        while self._submitted < snapshot.segments_of(memory):
+    def write_segments(self, memory: ModelMemory, most: int | None = None) -> None:
+        """Write the segments that have been filled since the last call, of the first `most`."""
+        filled = snapshot.segments_of(memory)
+        while self._submitted < (filled if most is None else min(filled, most)):
             index = self._submitted
             tensors = snapshot.segment_tensors(memory, index)
             self._submitted += 1
