@@ -18,11 +18,11 @@ import torch
 from infllm_cli.models.loading import LoadedModel
 from infllm_cli.models.selftest import fingerprint
 from infllm_cli.models.weights import weights_sha256
+from infllm_cli.shelf import FORMAT
 
 if TYPE_CHECKING:
     from infllm_cli.reader import Memory, Reader
 
-FORMAT = 1
 KEY_DIGITS = 32
 # Decides how the memory is asked, not what it holds.
 _ASKING = {"answer_blocks", "answer_lookup"}

@@ -21,6 +21,7 @@ from typing import IO, Any
 from infllm_cli.checksums import PARTIAL, FileRecord
 from infllm_cli.errors import UsageError
 
+FORMAT = 1  # of the files of a memory; part of its key as well
 MANIFEST = "memory.json"
 LOCK = "lock"
 SPILLED = "spilled-"  # folders of blocks that are not kept, only out of the RAM
@@ -47,6 +48,7 @@ class Record:
     blocks: int
     whole: bool
     files: list[FileRecord]
+    format: int = FORMAT
 
     @property
     def size(self) -> int:
@@ -62,7 +64,7 @@ def load_record(folder: Path) -> Record | None:
         if told["sha256"] != _digest(body):
             return None
         files = [FileRecord(**file) for file in body.pop("files")]
-        return Record(**body, files=files)
+        return Record(**body, files=files) if body["format"] == FORMAT else None
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
 
