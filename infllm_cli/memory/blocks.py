@@ -117,17 +117,22 @@ class BlockArena:
         """
         assert 0 <= first <= last <= self.count * self.block_tokens
         found = []
-        at = 0
-        for part in self.parts():
-            end = at + part.blocks * self.block_tokens
-            tokens = slice(max(first, at) - at, min(last, end) - at)
-            at = end
-            if tokens.start < tokens.stop:
-                pair = [x.flatten(1, 2)[:, tokens] for x in (part.keys, part.values)]
-                if part.release is not None:
-                    pair = [x.clone() for x in pair]
-                    part.release()
-                found.append(pair)
+        index = max(0, bisect_right(self._starts, first // self.block_tokens) - 1)
+        while first < last:
+            inside = index < len(self.segments)
+            part = self.segments[index] if inside else self.tail
+            start = (self._starts[index] if inside else self.sealed) * self.block_tokens
+            size = part.blocks * self.block_tokens
+            tokens = slice(first - start, min(last - start, size))
+            index += 1
+            if first - start >= size:  # behind the last segment
+                continue
+            pair = [x.flatten(1, 2)[:, tokens] for x in (part.keys, part.values)]
+            if part.release is not None:
+                pair = [x.clone() for x in pair]
+                part.release()
+            found.append(pair)
+            first = start + tokens.stop
         if len(found) == 1:
             return found[0][0], found[0][1]
         if not found:
