@@ -14,7 +14,7 @@ import torch
 
 from infllm_cli import speeds
 from infllm_cli.document import Document
-from infllm_cli.errors import Interrupted, UsageError
+from infllm_cli.errors import CapacityError, Interrupted, UsageError
 from infllm_cli.events import Answer, Looked, TokenOut
 from infllm_cli.evidence import Passage
 from infllm_cli.keeping import Keeper
@@ -33,7 +33,7 @@ JSON_SCHEMA = 1
 
 @dataclass(frozen=True)
 class AskRequest:
-    """What the user asked for, as the command line gives it."""
+    """What the user asked for, as the command line gives it; without questions, to read."""
 
     document: Document
     questions: list[str]
@@ -76,10 +76,11 @@ class AskRequest:
 
 
 def run_ask(request: AskRequest, console: Console, out: TextIO) -> None:
-    """Read, ask, answer.
+    """Read, ask, answer; without a question, read and print the key of the saved memory.
 
     Raises:
         InfllmError: see the modules; nothing is left half-written.
+        CapacityError: there is no question, and the memory cannot be saved.
         Interrupted: an answer was stopped; it has been written as far as it went.
     """
     options = request.options()
@@ -124,7 +125,29 @@ def run_ask(request: AskRequest, console: Console, out: TextIO) -> None:
     ) as keeper:
         _read(reader, memory, keeper, console)
         _remember_speed(reader, memory, cache_dir)
-        _ask_all(request, reader, memory, keeper, options, console, out)
+        if request.questions:
+            _ask_all(request, reader, memory, keeper, options, console, out)
+        else:
+            _tell_saved(request, reader, memory, keeper, console, out)
+
+
+def _tell_saved(
+    request: AskRequest,
+    reader: Reader,
+    memory: Memory,
+    keeper: Keeper,
+    console: Console,
+    out: TextIO,
+) -> None:
+    saved = keeper.saved_path()
+    console.report(reader, memory, [], peak_bytes(reader, memory))
+    if request.as_json:
+        out.write(json_line(as_json(reader, memory, keeper, [], 0), out))
+    elif saved is not None:
+        out.write(f"{saved.name}\n")
+    out.flush()
+    if saved is None:
+        raise CapacityError(f"{memory.document.name} has been read, but its memory is not saved.")
 
 
 def _read(reader: Reader, memory: Memory, keeper: Keeper, console: Console) -> None:

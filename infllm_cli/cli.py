@@ -17,6 +17,7 @@ from infllm_cli.options import (
     EXAMPLES,
     EXIT_CODES,
     PLAN_EXAMPLES,
+    READ_EXAMPLES,
     ROOT_EXAMPLES,
     AnsweringChoice,
     Blocks,
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
 ABOUT = "Ask questions about documents of any length, on bounded memory."
 ASK = "Read FILE once and answer each QUESTION; answers go to standard output."
 EVAL = "Ask questions whose answers are known, in several ways; a table on standard output."
+READ = "Read FILE and keep its memory for later questions; prints the memory's key."
 PLAN = "What reading FILE would take: tokens, memory by policy, time. Loads no weights."
 
 app = typer.Typer(
@@ -87,7 +89,13 @@ def root(
         values = load_config(config_path())
         models = dict.fromkeys(("list", "pull", "show"), values)
         memories = dict.fromkeys(("list", "show", "rm", "path"), values)
-        context.default_map = {"ask": values, "plan": values, "model": models, "memory": memories}
+        context.default_map = {
+            "ask": values,
+            "read": values,
+            "plan": values,
+            "model": models,
+            "memory": memories,
+        }
 
 
 @app.command(help=f"{ASK}\n\n{EXAMPLES}", epilog=EXIT_CODES)
@@ -186,6 +194,65 @@ def ask(
             disk_limit=disk_limit,
             memory_budget=memory_budget,
             save=save,
+            sizes=_sizes(window, sinks, blocks, read_blocks, chunk),
+        )
+        run_ask(request, console, sys.stdout)
+
+
+@app.command(help=f"{READ}\n\n{READ_EXAMPLES}", epilog=EXIT_CODES)
+def read(
+    file: Annotated[str, typer.Argument(metavar="FILE", help="The document; - is standard input.")],
+    more_files: Files = None,
+    model: Model = None,
+    device: Device = "auto",
+    dtype: Precision = Dtype.AUTO,
+    encoding: Encoding = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+    cache_dir: Cache = None,
+    host_limit: HostLimit = None,
+    disk_limit: DiskLimit = None,
+    memory_budget: MemoryBudget = "20GB",
+    window: Window = None,
+    sinks: Sinks = None,
+    blocks: Blocks = None,
+    read_blocks: ReadBlocks = None,
+    chunk: Chunk = None,
+) -> None:
+    """Read FILE and keep its memory."""
+    from infllm_cli.console import open_console
+    from infllm_cli.files import load_files
+
+    console = open_console(quiet=quiet)
+    with clean_end(console):
+        console.stage("starting")
+        files = [file, *(more_files or [])]
+        document = load_files(files, _stdin(console, *files), encoding, console.note)
+        from infllm_cli.ask import AskRequest, run_ask
+        from infllm_cli.sampling import AnswerOptions
+
+        options = AnswerOptions()
+        request = AskRequest(
+            document=document,
+            questions=[],
+            model=model,
+            device=device,
+            dtype=dtype.value,
+            cache_dir=cache_dir,
+            max_tokens=options.max_tokens,
+            temperature=options.temperature,
+            top_p=options.top_p,
+            seed=options.seed,
+            answering=options.answering.value,
+            reread_tokens=options.reread_tokens,
+            candidates=options.candidates,
+            contrast=options.contrast,
+            evidence=0,
+            as_json=as_json,
+            host_limit=host_limit,
+            disk_limit=disk_limit,
+            memory_budget=memory_budget,
+            save=True,
             sizes=_sizes(window, sinks, blocks, read_blocks, chunk),
         )
         run_ask(request, console, sys.stdout)

@@ -379,5 +379,6 @@ def _facts(
     facts.append(("process", f"{size(peak_process_bytes())} at most"))
     tokens = sum(answer.tokens for answer in answers)
     seconds = sum(answer.seconds for answer in answers)
-    facts.append(("answered", f"{tokens} tokens in {duration(seconds)}"))
+    if answers:
+        facts.append(("answered", f"{tokens} tokens in {duration(seconds)}"))
     return facts

@@ -22,6 +22,11 @@ Examples:
   infllm eval questions samples/questions.json
   infllm eval questions mine.json --answering both --answering passages --json > results.json
 """
+READ_EXAMPLES = """\b
+Examples:
+  infllm read book.txt
+  infllm read a.md -f b.md -f c.md --model Qwen/Qwen2.5-7B-Instruct
+"""
 PLAN_EXAMPLES = """\b
 Examples:
   infllm plan book.txt
@@ -33,6 +38,7 @@ ROOT_EXAMPLES = """\b
 Examples:
   infllm ask book.txt "Who is Ahab?"
   cat notes/*.md | infllm ask - "What was decided about the roof?"
+  infllm read book.txt
   infllm plan book.txt
   infllm model list
 """

@@ -144,7 +144,7 @@ class Reader:
 
     def reserve_for(self, questions: list[str], options: AnswerOptions) -> int:
         """Tokens that the longest question and its answer take behind a document."""
-        longest = max(len(self.prompt.question_ids(question)) for question in questions)
+        longest = max((len(self.prompt.question_ids(q)) for q in questions), default=0)
         around = len(self.prompt.shown) + len(self.prompt.task_ids()) + len(self.prompt.closing)
         return longest + around + options.max_tokens
 

@@ -843,6 +843,21 @@ def test_an_arena_grows_and_gathers_per_head() -> None:
     ]
 
 
+@pytest.mark.parametrize("frozen", [False, True])
+def test_a_stretch_is_the_same_whatever_parts_it_lies_in(frozen: bool) -> None:
+    arena = BlockArena(1, 4, 1, 1, torch.float32, segment_blocks=3)
+    tokens = torch.arange(44.0).view(1, -1, 1)
+    arena.append(tokens[:, :20], -tokens[:, :20])
+    if frozen:
+        arena.freeze()
+    arena.append(tokens[:, 20:], -tokens[:, 20:])
+    assert [part.blocks for part in arena.parts()] == ([3, 2, 3, 3] if frozen else [3, 3, 3, 2])
+    for first in range(45):
+        for last in range(first, 45):
+            keys, values = arena.stretch(first, last)
+            assert torch.equal(keys, tokens[:, first:last]) and torch.equal(values, -keys)
+
+
 def test_an_arena_seals_only_whole_blocks() -> None:
     arena = BlockArena(1, 4, 3, 3, torch.float32)
     with pytest.raises(AssertionError):

@@ -486,6 +486,19 @@ def test_a_second_command_reads_nothing_and_says_so(server, place, tmp_path):
     assert told["read"]["reused_tokens"] == 0 and told["memory"]["saved"] is None
 
 
+def test_a_document_that_was_read_is_there_when_it_is_asked(server, place, tmp_path):
+    common = ["--model", place / "model", "--cache-dir", tmp_path, "--dtype", "f32"]
+    done = server.run(["read", place / "book.txt", *common])
+    assert done.returncode == 0
+    assert done.stdout.decode().strip() == Shelf(memories_folder(tmp_path)).entries()[0].key
+    told = json.loads(server.run(ask(place, "What?", "--json", cache=tmp_path)).stdout)
+    assert told["read"]["tokens"] == 0
+    again = server.run(["read", place / "book.txt", *common, "--json", "-q"])
+    assert json.loads(again.stdout)["read"]["reused_tokens"] > 0 and again.stderr == b""
+    refused = server.run(["read", place / "book.txt", *common, "--chunk", 32, "--memory-budget", 9])
+    assert refused.returncode == 5 and b"not saved" in refused.stderr
+
+
 def test_memories_are_listed_shown_and_removed(server, place, tmp_path):
     assert server.run(ask(place, "What?", cache=tmp_path)).returncode == 0
     where = ["--cache-dir", tmp_path]
