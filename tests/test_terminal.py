@@ -552,7 +552,7 @@ def test_completion_knows_commands_flags_and_models(server):
         assert done.returncode == 0 and done.stderr == b""
         return done.stdout.decode().split()
 
-    assert complete("") == ["ask", "read", "plan", "model", "memory"]
+    assert complete("") == ["ask", "read", "plan", "model", "eval", "memory"]
     assert "--max-tokens" in complete("ask", "--max")
     assert complete("ask", "--model", "smol") == ["smollm2-135m"]
     assert complete("ask", "--dtype", "f") == ["f16", "f32"]
