@@ -17,6 +17,7 @@ from infllm_cli.evaluate.questions import Question, load_questions
 from infllm_cli.evaluate.runner import Way, as_text, judge, run_questions, table
 from infllm_cli.events import Answer
 from infllm_cli.evidence import Passage
+from infllm_cli.limits import parse_limits
 from infllm_cli.sampling import AnswerOptions
 
 ENTRY = {"document": "a.txt", "question": "Who?", "answer": "ahab", "passage": "Captain Ahab"}
@@ -97,7 +98,15 @@ def test_every_question_is_asked_in_every_way_that_fits(tmp_path: Path) -> None:
     entries = [plain, {**plain, "kind": "hard"}]
     questions = load_questions(written(tmp_path, entries, text))
     results = list(
-        run_questions(make_reader(), questions, list(Way), AnswerOptions(max_tokens=3), Console())
+        run_questions(
+            make_reader(),
+            questions,
+            list(Way),
+            AnswerOptions(max_tokens=3),
+            Console(),
+            tmp_path / "cache",
+            parse_limits(None, None, "1GB", False),
+        )
     )
     assert [(r.question.kind, r.way) for r in results] == [
         *[(k, w) for k in ("plain", "hard") for w in (Way.BOTH, Way.MEMORY, Way.PASSAGES)],
@@ -128,6 +137,8 @@ def test_passages_alone_need_no_reading(tmp_path: Path) -> None:
             [Way.PASSAGES],
             AnswerOptions(max_tokens=3),
             NoReading(),
+            tmp_path / "cache",
+            parse_limits(None, None, "1GB", False),
         )
     )
     assert len(found) == 1

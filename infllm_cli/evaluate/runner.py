@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import json
 from collections.abc import Iterator
@@ -9,13 +10,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-from infllm_cli import machine
 from infllm_cli.document import Document, load_document
 from infllm_cli.evaluate.questions import Question
 from infllm_cli.events import Answer
 from infllm_cli.evidence import Passage
+from infllm_cli.keeping import Keeper
+from infllm_cli.limits import Limits, disk_room, memories_folder
+from infllm_cli.models.catalog import default_cache_dir
 from infllm_cli.reader import Memory, Reader
 from infllm_cli.sampling import Answering, AnswerOptions
+from infllm_cli.shelf import Shelf
 from infllm_cli.wording import visible
 
 if TYPE_CHECKING:
@@ -106,9 +110,13 @@ def run_eval(request: EvalRequest, console: Console, out: TextIO) -> None:
         progress=console.fetching,
         **request.sizes,
     )
+    cache_dir = request.cache_dir or default_cache_dir()
+    limits = Limits.usual()
     ways = [Way(way) for way in request.ways]
     results = []
-    for result in run_questions(reader, request.questions, ways, options, console):
+    for result in run_questions(
+        reader, request.questions, ways, options, console, cache_dir, limits
+    ):
         results.append(result)
         verdict = "right" if result.answered else "wrong"
         console.note(
@@ -129,8 +137,10 @@ def run_questions(
     ways: list[Way],
     options: AnswerOptions,
     console: Console,
+    cache_dir: Path,
+    limits: Limits,
 ) -> Iterator[Result]:
-    """Read each document once and put its questions to it, in every way asked for.
+    """Read each document once, or take its saved memory; ask its questions in every way.
 
     Raises:
         InfllmError: a document that cannot be read, a passage that is not in it.
@@ -147,26 +157,46 @@ def run_questions(
         tiered = [way for way in ways if way is not Way.DENSE]
         if tiered:
             memory = reader.open(
-                document, allow_whole=False, host_limit_bytes=machine.available_memory()
+                document,
+                allow_whole=False,
+                host_limit_bytes=limits.host,
+                disk_bytes=disk_room(Shelf(memories_folder(cache_dir)), limits.disk),
             )
-            if tiered != [Way.PASSAGES]:
-                _read(reader, memory, console)
-            yield from _ask_all(reader, memory, asked, tiered, options, console)
-            del memory  # before the next one: two arenas may be more than there is
+            keeper = None
+            with contextlib.ExitStack() as stack:
+                if tiered != [Way.PASSAGES]:
+                    keeper = Keeper(
+                        reader,
+                        memory,
+                        cache_dir,
+                        limits,
+                        note=console.note,
+                        progress=console.fetching,
+                    )
+                    stack.callback(keeper.close)
+                    _read(reader, memory, keeper, console)
+                yield from _ask_all(reader, memory, asked, tiered, options, console)
+            del memory, keeper  # before the next one: two arenas may be more than there is
         if Way.DENSE in ways:
             longest = reader.reserve_for([question.text for question in asked], options)
             memory = reader.open(document, reserve_tokens=longest)
             if not memory.whole:
                 console.note(f"{document.name} does not fit the model as a whole: no dense row.")
                 continue
-            _read(reader, memory, console)
+            _read(reader, memory, None, console)
             yield from _ask_all(reader, memory, asked, [Way.DENSE], options, console)
 
 
-def _read(reader: Reader, memory: Memory, console: Console) -> None:
+def _read(reader: Reader, memory: Memory, keeper: Keeper | None, console: Console) -> None:
+    if memory.complete:
+        return
     console.begin_reading(memory.document.name, memory)
     for event in reader.read_steps(memory):
+        if keeper is not None:
+            keeper.chunk_read()
         console.chunk_read(event)
+    if keeper is not None:
+        keeper.finish()
     console.end_reading(memory)
 
 
