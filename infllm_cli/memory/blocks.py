@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import mmap
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -170,8 +172,8 @@ class BlockArena:
         while done < blocks:
             if self._tail is None:
                 self._tail = Segment(
-                    torch.empty(self._key_shape, dtype=self._dtype),
-                    torch.empty(self._value_shape, dtype=self._dtype),
+                    _own_pages(self._key_shape, self._dtype),
+                    _own_pages(self._value_shape, self._dtype),
                 )
             filled = self.count - self.sealed
             taken = min(blocks - done, self.segment_blocks - filled)
@@ -214,3 +216,12 @@ class BlockArena:
                 self._tail = segment
                 break
         self.count = count
+
+
+def _own_pages(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """A tensor whose memory goes back to the system when it is given up.
+
+    What the allocator frees among other things it keeps, and a limit on memory would not hold.
+    """
+    pages = mmap.mmap(-1, math.prod(shape) * dtype.itemsize)
+    return torch.frombuffer(pages, dtype=torch.uint8).view(dtype).view(shape)
