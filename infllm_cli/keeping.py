@@ -5,7 +5,6 @@ One `Keeper` follows one document from its opening to the end of the command.
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import time
 from collections.abc import Callable
@@ -175,7 +174,7 @@ class Keeper:
         if self._spill is None:
             writer.write_segments(self.memory.state)
         if writer.failure is not None:
-            self._give_up()
+            self._give_up(reading=not self.memory.complete)
             return
         self._relieve()
         if self._spill is None and not writer.busy and not self.memory.complete:
@@ -212,7 +211,7 @@ class Keeper:
                 writer.write_segments(state, self._mapped + 1)
                 writer.wait()
                 if writer.failure is not None:
-                    self._give_up()
+                    self._give_up(reading=not self.memory.complete)
                     return
                 continue
             if self._spill is not None:
@@ -230,8 +229,8 @@ class Keeper:
                 if segment.release is not None:
                     segment.release()
 
-    def _give_up(self) -> None:
-        """Writing has failed: nothing partial stays, and the reading goes on if the RAM suffices.
+    def _give_up(self, *, reading: bool = True) -> None:
+        """Writing has failed: nothing partial stays, and a reading goes on if the RAM suffices.
 
         Raises:
             CapacityError: it does not.
@@ -245,7 +244,7 @@ class Keeper:
         self.kept_tokens = 0
         if self._place is not None:
             self._place.clear()
-        if self._pressed:
+        if self._pressed and reading:
             raise CapacityError(
                 f"{self.shelf.folder}: {reason}, and the host limit of {size(self.limits.host)} "
                 "is reached. Free some space, or raise --host-limit."
@@ -278,7 +277,7 @@ class Keeper:
         if self._writer is not None and self._spill is None:
             self._writer.wait()
             if self._writer.failure is not None:
-                self._give_up()
+                self._give_up(reading=False)
         whole = self._place is not None and self.memory.complete
         return self._place.folder if whole and self.kept_tokens else None
 
@@ -287,8 +286,7 @@ class Keeper:
         if self._writer is not None:
             self._writer.close()
             if self._writer.failure is not None and self._spill is None:
-                with contextlib.suppress(CapacityError):  # the answers have been given
-                    self._give_up()
+                self._give_up(reading=False)
         for place in (self._place, self._spill):
             if place is not None:
                 place.close()

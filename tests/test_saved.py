@@ -435,9 +435,19 @@ def test_a_full_disk_where_the_ram_is_full_too_is_an_error(cache, reader, monkey
     def full(*given: Any) -> Any:
         raise OSError(errno.ENOSPC, "No space left on device")
 
+    limits = Limits(2 * segment, None, ROOMY.budget)
+    late = begin(reader, cache / "late", TEXT, limits)
+    for _ in reader.read_steps(late.memory):
+        late.keeper.chunk_read()
     monkeypatch.setattr(saved, "write_tensors", full)
     with pytest.raises(CapacityError, match="the disk is full"):
-        read(reader, cache, TEXT, Limits(2 * segment, None, ROOMY.budget))
+        read(reader, cache, TEXT, limits)
+    # When the document has been read, what cannot be saved costs no answer.
+    late.keeper.finish()
+    assert late.keeper.saved_path() is None and late.keeper.moved
+    assert reader.ask(late.memory, "Who?", OPTIONS).tokens > 0
+    late.close()
+    assert "the disk is full" in late.notes[-1] and files_of(cache / "late") == []
 
 
 def test_what_a_killed_process_moved_to_disk_is_removed_by_the_next(cache, reader):
