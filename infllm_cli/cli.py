@@ -155,7 +155,7 @@ def ask(
     blocks: Blocks = None,
     read_blocks: ReadBlocks = None,
     chunk: Chunk = None,
-    reread_tokens: RereadTokens = 480,
+    reread_tokens: RereadTokens = 360,
     candidates: Candidates = 128,
     contrast: ContrastOption = None,
 ) -> None:
@@ -385,7 +385,7 @@ def eval_questions(
     device: Device = "auto",
     dtype: Precision = Dtype.AUTO,
     max_tokens: Annotated[int, typer.Option(help="Longest answer, in tokens.")] = 48,
-    reread_tokens: RereadTokens = 480,
+    reread_tokens: RereadTokens = 360,
     candidates: Candidates = 128,
     contrast: ContrastOption = None,
     as_json: Json = False,

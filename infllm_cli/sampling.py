@@ -34,7 +34,7 @@ class AnswerOptions:
     top_p: float = 1.0
     seed: int = 0
     answering: Answering = Answering.BOTH
-    reread_tokens: int = 480  # with the question about one chunk
+    reread_tokens: int = 360  # about three passages: more of them distract a small model
     candidates: int = 128  # passages whose likelihood is judged
     contrast: float | None = None  # strength of `contrast`; None: what suits `answering`
 

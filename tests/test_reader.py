@@ -226,6 +226,18 @@ def test_an_empty_question_is_refused(reader: Reader, memory: Memory, question: 
         reader.ask(memory, question)
 
 
+@pytest.mark.parametrize("candidates", [0, 1, 5, 1000])
+def test_however_many_passages_are_judged_the_memory_stays(
+    reader: Reader, memory: Memory, candidates: int
+) -> None:
+    assert len(memory.passages) > 5
+    before = memory_contents(memory)
+    options = replace(SHORT, candidates=candidates)
+    a = reader.ask(memory, "Where does captain Ahab stand?", options)
+    assert same_contents(memory_contents(memory), before)
+    assert a.reread and facts(a) == facts(reader.ask(memory, a.question, options))
+
+
 # --- a document that fits ------------------------------------------------------------------------
 
 

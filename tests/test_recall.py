@@ -14,7 +14,15 @@ from tiny_tokenizers import backend_of, prose
 
 from infllm_cli.memory.step import Phase, Step
 from infllm_cli.passages import LEAST_TOKENS, MOST_TOKENS, TARGET_TOKENS, Passages, cut_passages
-from infllm_cli.recall import FUSION, attention_profile, attention_scores, choose, fuse
+from infllm_cli.recall import (
+    FUSION,
+    attention_profile,
+    attention_scores,
+    candidates,
+    choose,
+    fuse,
+    groups,
+)
 from infllm_cli.tokens import PlainTokenizer, Tokens
 from infllm_cli.words import WordIndex, stem, words_of
 
@@ -200,3 +208,25 @@ def test_the_best_that_fit_are_chosen_in_document_order() -> None:
     assert choose(fused, sizes, 279) == [1, 3]
     assert choose(fused, sizes, 10_000) == [0, 1, 3, 4]  # never one without any score
     assert choose(fused, sizes, 99) == []
+
+
+@pytest.mark.parametrize(
+    ("passages", "most"), [(1, 1), (5, 8), (128, 128), (129, 128), (1354, 128)]
+)
+def test_runs_of_neighbours_tile_the_passages(passages: int, most: int) -> None:
+    runs = groups(passages, most)
+    assert len(runs) <= most
+    assert [index for first, last in runs for index in range(first, last)] == list(range(passages))
+
+
+def test_candidates_come_from_the_best_words_and_the_likeliest_runs() -> None:
+    words = np.zeros(40)
+    words[[3, 17, 30]] = [1.0, 3.0, 2.0]
+    runs = groups(40, 10)  # of four
+    likelihood = np.full(10, -9.0)
+    likelihood[[6, 2]] = [-1.0, -2.0]
+    found = candidates(words, runs, likelihood, 12)
+    assert found == sorted({17, 30, 3, *range(24, 28), *range(8, 12)})
+    assert len(candidates(words, runs, likelihood, 5)) <= 5
+    # No word in common: all of them are chosen by likelihood.
+    assert candidates(np.zeros(40), runs, likelihood, 8) == [8, 9, 10, 11, 24, 25, 26, 27]
