@@ -40,6 +40,8 @@ SETTINGS: dict[str, str | tuple[str, ...]] = {
     "read-blocks": WHOLE,
     "chunk": WHOLE,
     "reread-tokens": WHOLE,
+    "candidates": WHOLE,
+    "contrast": NUMBER,
 }
 _TYPES: dict[str, tuple[type, ...]] = {
     WHOLE: (int,),

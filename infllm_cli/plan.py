@@ -285,8 +285,9 @@ def as_lines(plan: Plan) -> list[str]:
         "",
         f"memory    InfLLM takes about {wording.size(plan.memory_bytes(need))} in all; "
         f"{wording.size(plan.available_bytes)} is free here: it {verdict}",
-        f"disk      {wording.size(need.disk_bytes)} of {wording.size(plan.free_disk_bytes)} free"
-        + (", kept for the next question" if plan.saved_bytes else ""),
+        f"disk      {wording.size(need.disk_bytes)}"
+        + (", kept for the next question" if plan.saved_bytes else "")
+        + f"; it may take {wording.size(plan.free_disk_bytes)}",
     ]
     if plan.document is not None:
         time = "not measured yet for this model on this device"
