@@ -122,8 +122,10 @@ class Asking:
         if self.options.answering is Answering.PASSAGES or most == 0:
             pass
         elif can_judge(memory.state):
-            rankings.append(self._likelihood(words, most))
-            weights.append(recall.LIKELIHOOD_WEIGHT)
+            judged = recall.candidates(words, most)
+            if judged:
+                rankings.append(self._likelihood(words, judged))
+                weights.append(recall.LIKELIHOOD_WEIGHT)
         else:
             profile = self._impression(self.question).profile
             if profile.size:
@@ -134,29 +136,20 @@ class Asking:
         sizes = np.diff(memory.passages.borders)
         return recall.choose(fused, sizes, self.options.reread_tokens)
 
-    def _likelihood(self, words: np.ndarray, most: int) -> np.ndarray:
+    def _likelihood(self, words: np.ndarray, judged: list[int]) -> np.ndarray:
         """Of the question behind each passage [P]; those not judged are all the same, and least."""
-        count = len(words)
-        judged = list(range(count))
-        if count > most:
-            runs = recall.groups(count, most)
-            judged = recall.candidates(words, runs, self._judge(runs), most)
-        found = self._judge([(index, index + 1) for index in judged])
-        likelihood = np.full(count, found.min() - 1)
-        likelihood[judged] = found
-        return likelihood
-
-    def _judge(self, runs: list[tuple[int, int]]) -> np.ndarray:
-        """Likelihoods [C] of the question behind runs of passages."""
         memory, prompt = self.memory, self.prompt
         borders = memory.passages.borders + memory.first_position
-        return question_likelihood(
+        found = question_likelihood(
             self.reader.model,
             memory.state,
-            [(int(borders[first]), int(borders[last])) for first, last in runs],
+            [(int(borders[index]), int(borders[index + 1])) for index in judged],
             prompt.plain_ids("\n\n" + prompts.QUESTION),
             prompt.plain_ids(self.question.strip()),
         )
+        likelihood = np.full(len(words), found.min() - 1)
+        likelihood[judged] = found
+        return likelihood
 
     def _reread(self, chosen: list[int], record: AttentionRecord, start: int) -> None:
         """Let passages go through the model again, as text behind the document."""
@@ -220,9 +213,12 @@ class Asking:
         text = ""
         first_token_seconds = 0.0
         finish = "length"
+        # The examples' own answers are none, unless the passages say the same.
+        reread = [record.passage(index) for index in passages]
+        foreign = prompt.foreign_to("\n".join(passage.text for passage in reread))
         while True:
             if without is not None:
-                logits = contrasted(logits, without.logits, strength)
+                logits = contrasted(logits, without.logits, strength, foreign)
             token = sampler(logits)
             if not written:
                 first_token_seconds = time.perf_counter() - began
@@ -260,7 +256,7 @@ class Asking:
             seconds=time.perf_counter() - began,
             first_token_seconds=first_token_seconds,
             evidence=record.passages(),
-            reread=[record.passage(index) for index in passages],
+            reread=reread,
         )
 
     # -- passes ---------------------------------------------------------------------------------

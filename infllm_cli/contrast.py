@@ -25,17 +25,23 @@ if TYPE_CHECKING:
 
 # A token counts as plausible from this part of the likeliest token's probability on.
 PLAUSIBLE = 0.05
+LOWEST = torch.finfo(torch.float32).min
 
 
-def contrasted(logits: Tensor, without: Tensor, strength: float) -> Tensor:
+def contrasted(
+    logits: Tensor, without: Tensor, strength: float, held_back: list[int] | None = None
+) -> Tensor:
     """Scores [V] of logits [V] with the document against those without it: `(1 + a) p - a q`.
 
-    Implausible tokens get the lowest finite number, so that the scores can be sampled from.
+    Implausible tokens get the lowest finite number, so that the scores can be sampled from; so do
+    those `held_back`.
     """
+    if held_back:
+        logits = logits.index_fill(0, torch.tensor(held_back, device=logits.device), LOWEST)
     with_document = torch.log_softmax(logits, dim=-1)
     scores = (1 + strength) * with_document - strength * torch.log_softmax(without, dim=-1)
     floor = with_document.max() + math.log(PLAUSIBLE)
-    return scores.masked_fill(with_document < floor, torch.finfo(scores.dtype).min)
+    return scores.masked_fill(with_document < floor, LOWEST)
 
 
 class Contrast:

@@ -8,6 +8,7 @@ text whatever they contain.
 from __future__ import annotations
 
 import contextlib
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,20 +24,22 @@ FIRST_MARKER = "\x02document\x03"
 # instead of 10 of 24 questions from four passages.
 ACKNOWLEDGED = "I have read the text. What is your question?"
 # Two worked examples between document and question show a small model that an answer is a few words
-# of the text. It also takes them for the text ("Nine shillings"): only `contrast` mends that, so
-# without it they do harm (measured: 4 instead of 10 of 24 questions).
+# of the text. It also takes them for the text: `contrast` mends most of that (without it they do
+# harm: 4 instead of 10 of 24 questions), and what they answer is held back unless the passages say
+# it, too. So their answers begin with words that few documents hold, one token each in the default
+# model's vocabulary.
 EXAMPLES = (
     (
         "The old lighthouse on Gull Rock was painted red and white in 1902, and its keeper, a "
-        "widower named Amos Pell, grew leeks behind it.",
+        "widower named Leon Pell, grew leeks behind it.",
         "What is the name of the keeper of the lighthouse?",
-        "Amos Pell.",
+        "Leon Pell.",
     ),
     (
-        "She paid the carter nine shillings and waited. It was only after supper that her brother "
-        "came, carrying a lantern and a wet umbrella.",
-        "How much did she pay the carter?",
-        "Nine shillings.",
+        "She paid the carter and waited. It was only after supper that her brother came, carrying "
+        "a lantern and an umbrella with a plastic handle.",
+        "What is the handle of the umbrella made of?",
+        "Plastic.",
     ),
 )
 TASK = "Answer the question from the text above, in a few words.\n\n"
@@ -55,6 +58,7 @@ class Prompt:
         shown: [n] the same, with examples of questions and answers on the way.
         closing: [n] ids after the question (end of the user's turn, opening of the answer).
         stop_ids: ids that end an answer.
+        example_words: the words of the examples' answers in lower case, by their ids.
         is_chat: whether the model has a chat template.
     """
 
@@ -64,11 +68,17 @@ class Prompt:
     shown: np.ndarray
     closing: np.ndarray
     stop_ids: frozenset[int]
+    example_words: dict[int, str]
     is_chat: bool
 
     def plain_ids(self, text: str) -> np.ndarray:
         """Ids [n] of a text, never a control token among them."""
         return self.tokenizer.encode(text).ids.astype(np.int64)
+
+    def foreign_to(self, text: str) -> list[int]:
+        """Ids of what the examples answered and a text does not say."""
+        said = text.lower()
+        return [index for index, word in self.example_words.items() if word not in said]
 
     def task_ids(self) -> np.ndarray:
         """Ids [n] of what is said before the question."""
@@ -94,13 +104,15 @@ def build_prompt(tokenizer: Any, generation_config: Any) -> Prompt:
         _, shown, _ = _turns(tokenizer, _example_turns())
         control |= _turn_end(tokenizer)
     prefix = _one_bos(tokenizer, _ids(tokenizer, before))
+    plain = PlainTokenizer(tokenizer.backend_tokenizer, control)
     return Prompt(
-        tokenizer=PlainTokenizer(tokenizer.backend_tokenizer, control),
+        tokenizer=plain,
         prefix=prefix,
         turn=_ids(tokenizer, between),
         shown=_ids(tokenizer, shown),
         closing=_ids(tokenizer, after),
         stop_ids=frozenset(control),
+        example_words=_example_words(plain, tokenizer),
         is_chat=is_chat,
     )
 
@@ -133,6 +145,19 @@ def _example_turns() -> list[dict[str, str]]:
         turns.append({"role": "user", "content": asked})
         turns.append({"role": "assistant", "content": answer})
     return turns
+
+
+def _example_words(plain: PlainTokenizer, tokenizer: Any) -> dict[int, str]:
+    """Ids of whole words only: a piece of a word stands in too many others."""
+    words = {}
+    for _, _, answer in EXAMPLES:
+        whole = re.findall(r"\w+", answer.lower())
+        for text in (answer, " " + answer):
+            for index in plain.encode(text).ids.tolist():
+                word = tokenizer.decode([index]).strip().lower()
+                if len(word) > 3 and word in whole:
+                    words[int(index)] = word
+    return words
 
 
 def _render(tokenizer: Any, conversation: list[dict[str, str]]) -> str:

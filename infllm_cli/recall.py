@@ -24,8 +24,6 @@ FUSION = 10.0
 LIKELIHOOD_WEIGHT = 1.0
 # Of attention, where layers that forget make likelihoods impossible.
 ATTENTION_WEIGHT = 0.4
-# Of the candidates, the part that words choose when not every passage can be judged.
-BY_WORDS = 0.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,30 +71,14 @@ def fuse(scores: list[np.ndarray], weights: list[float]) -> np.ndarray:
     return fused
 
 
-def groups(passages: int, most: int) -> list[tuple[int, int]]:
-    """Cut passages into at most `most` runs of neighbours: first and last (excluded) of each."""
-    size = -(-passages // most)
-    return [(first, min(first + size, passages)) for first in range(0, passages, size)]
-
-
-def candidates(
-    words: np.ndarray, runs: list[tuple[int, int]], likelihood: np.ndarray, most: int
-) -> list[int]:
-    """At most `most` passages worth judging one by one, in document order.
-
-    Args:
-        words: [P] BM25 scores.
-        runs: of neighbouring passages, see `groups`.
-        likelihood: [len(runs)] of the question behind each run.
+def candidates(words: np.ndarray, most: int) -> list[int]:
+    """The passages worth judging, in document order: all, or of more than `most` those that share
+    the most words [P] with the question.
     """
-    best = np.argsort(-words, kind="stable")[: max(1, int(most * BY_WORDS))]
-    found = {int(index) for index in best if words[index] > 0}
-    for run in np.argsort(-likelihood, kind="stable"):
-        inside = set(range(*runs[run]))
-        if len(found | inside) > most:
-            break
-        found |= inside
-    return sorted(found)
+    if len(words) <= most:
+        return list(range(len(words)))
+    best = np.argsort(-words, kind="stable")[:most]
+    return sorted(int(index) for index in best if words[index] > 0)
 
 
 def choose(fused: np.ndarray, sizes: np.ndarray, budget: int) -> list[int]:

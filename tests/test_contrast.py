@@ -32,6 +32,18 @@ def test_scores_are_those_of_the_formula() -> None:
     assert float(scores[~plausible].max()) < -1e30 and bool(torch.isfinite(scores).all())
 
 
+def test_what_is_held_back_is_not_said() -> None:
+    with_document = torch.tensor([0.90, 0.06, 0.04]).log()
+    without = torch.tensor([0.1, 0.5, 0.4]).log()
+    assert int(contrasted(with_document, without, 1.0).argmax()) == 0
+    scores = contrasted(with_document, without, 1.0, [0])
+    # The rest is weighed as if it had never been there.
+    torch.testing.assert_close(
+        scores[1:].softmax(0), contrasted(with_document[1:], without[1:], 1.0).softmax(0)
+    )
+    assert int(scores.argmax()) != 0 and bool(torch.isfinite(scores).all())
+
+
 def test_an_unlikely_token_is_not_chosen_because_it_is_unlikelier_elsewhere() -> None:
     with_document = torch.tensor([0.98, 0.02]).log()
     without = torch.tensor([0.999999, 0.000001]).log()

@@ -9,7 +9,15 @@ import pytest
 from tiny_readers import CHATML, chat_tokenizer
 
 from infllm_cli.errors import ModelError
-from infllm_cli.prompts import ACKNOWLEDGED, MARKER, PLAIN_ANSWER, QUESTION, TASK, build_prompt
+from infllm_cli.prompts import (
+    ACKNOWLEDGED,
+    EXAMPLES,
+    MARKER,
+    PLAIN_ANSWER,
+    QUESTION,
+    TASK,
+    build_prompt,
+)
 
 IM_START, IM_END, TOOL_CALLS = 3, 4, 5
 NOTHING = SimpleNamespace(eos_token_id=None)
@@ -128,3 +136,12 @@ def test_a_template_that_takes_no_answers_names_no_end_of_turn() -> None:
         + ONLY_LAST
     )
     assert build_prompt(chat_tokenizer(template, eos_token="</s>"), NOTHING).stop_ids == {2}
+
+
+def test_what_the_examples_answered_is_foreign_unless_the_text_says_it() -> None:
+    prompt = build_prompt(chat_tokenizer(), NOTHING)
+    words = set(prompt.example_words.values())
+    assert all(word.isalpha() and word == word.lower() for word in words)
+    everything = " ".join(answer for _, _, answer in EXAMPLES)
+    assert prompt.foreign_to(everything) == []
+    assert len(prompt.foreign_to("the whale")) == len(prompt.example_words)

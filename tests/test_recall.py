@@ -21,7 +21,6 @@ from infllm_cli.recall import (
     candidates,
     choose,
     fuse,
-    groups,
 )
 from infllm_cli.tokens import PlainTokenizer, Tokens
 from infllm_cli.words import WordIndex, stem, words_of
@@ -210,23 +209,9 @@ def test_the_best_that_fit_are_chosen_in_document_order() -> None:
     assert choose(fused, sizes, 99) == []
 
 
-@pytest.mark.parametrize(
-    ("passages", "most"), [(1, 1), (5, 8), (128, 128), (129, 128), (1354, 128)]
-)
-def test_runs_of_neighbours_tile_the_passages(passages: int, most: int) -> None:
-    runs = groups(passages, most)
-    assert len(runs) <= most
-    assert [index for first, last in runs for index in range(first, last)] == list(range(passages))
-
-
-def test_candidates_come_from_the_best_words_and_the_likeliest_runs() -> None:
-    words = np.zeros(40)
-    words[[3, 17, 30]] = [1.0, 3.0, 2.0]
-    runs = groups(40, 10)  # of four
-    likelihood = np.full(10, -9.0)
-    likelihood[[6, 2]] = [-1.0, -2.0]
-    found = candidates(words, runs, likelihood, 12)
-    assert found == sorted({17, 30, 3, *range(24, 28), *range(8, 12)})
-    assert len(candidates(words, runs, likelihood, 5)) <= 5
-    # No word in common: all of them are chosen by likelihood.
-    assert candidates(np.zeros(40), runs, likelihood, 8) == [8, 9, 10, 11, 24, 25, 26, 27]
+def test_candidates_are_all_passages_or_those_that_share_the_most_words() -> None:
+    words = np.array([0.0, 2.0, 0.0, 5.0, 1.0])
+    assert candidates(words, 5) == [0, 1, 2, 3, 4]
+    assert candidates(words, 4) == [1, 3, 4]
+    assert candidates(words, 2) == [1, 3]
+    assert candidates(np.zeros(5), 4) == []
