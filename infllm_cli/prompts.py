@@ -26,8 +26,7 @@ ACKNOWLEDGED = "I have read the text. What is your question?"
 # Two worked examples between document and question show a small model that an answer is a few words
 # of the text. It also takes them for the text: `contrast` mends most of that (without it they do
 # harm: 4 instead of 10 of 24 questions), and what they answer is held back unless the passages say
-# it, too. So their answers begin with words that few documents hold, one token each in the default
-# model's vocabulary.
+# it, too. So their answers begin with words of one token in the default model's vocabulary.
 EXAMPLES = (
     (
         "The old lighthouse on Gull Rock was painted red and white in 1902, and its keeper, a "
@@ -36,10 +35,10 @@ EXAMPLES = (
         "Leon Pell.",
     ),
     (
-        "She paid the carter and waited. It was only after supper that her brother came, carrying "
-        "a lantern and an umbrella with a plastic handle.",
-        "What is the handle of the umbrella made of?",
-        "Plastic.",
+        "She paid the carter twenty shillings and waited. It was only after supper that her "
+        "brother came, carrying a lantern and a wet umbrella.",
+        "How much did she pay the carter?",
+        "Twenty shillings.",
     ),
 )
 TASK = "Answer the question from the text above, in a few words.\n\n"
