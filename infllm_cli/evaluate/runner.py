@@ -84,7 +84,7 @@ class EvalRequest:
     max_tokens: int
     reread_tokens: int
     candidates: int
-    contrast: float
+    contrast: float | None
     as_json: bool
     sizes: dict[str, int | None]
 
