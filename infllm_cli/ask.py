@@ -48,7 +48,7 @@ class AskRequest:
     answering: str
     reread_tokens: int
     candidates: int
-    contrast: float | None
+    contrast: float
     evidence: int
     as_json: bool
     host_limit: str | None

@@ -84,13 +84,13 @@ class Asking:
 
     def _turn(self) -> np.ndarray:
         """Ids [n] between the document and the turn that asks."""
-        return self.prompt.shown if self.options.contrast_strength else self.prompt.turn
+        return self.prompt.shown if self.options.contrast else self.prompt.turn
 
     # -- recall -------------------------------------------------------------------------------
 
     def _neutral(self) -> Impression:
         """Where a question about nothing in particular looks; found once, the same for all."""
-        shown = bool(self.options.contrast_strength)
+        shown = bool(self.options.contrast)
         if shown not in self.memory.neutral:
             self.memory.neutral[shown] = self._impression(recall.NEUTRAL_QUESTION, closing=True)
         return self.memory.neutral[shown]
@@ -187,7 +187,7 @@ class Asking:
             )
             yield _looked(step, index, "", record, before)
         assert logits is not None
-        strength = self.options.contrast_strength
+        strength = self.options.contrast
         with contextlib.ExitStack() as stack:
             without = None
             if strength:

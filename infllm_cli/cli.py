@@ -157,7 +157,7 @@ def ask(
     chunk: Chunk = None,
     reread_tokens: RereadTokens = 360,
     candidates: Candidates = 128,
-    contrast: ContrastOption = None,
+    contrast: ContrastOption = 0.0,
 ) -> None:
     """Read FILE once and answer each QUESTION; answers go to standard output."""
     from infllm_cli.console import open_console
@@ -387,7 +387,7 @@ def eval_questions(
     max_tokens: Annotated[int, typer.Option(help="Longest answer, in tokens.")] = 48,
     reread_tokens: RereadTokens = 360,
     candidates: Candidates = 128,
-    contrast: ContrastOption = None,
+    contrast: ContrastOption = 0.0,
     as_json: Json = False,
     quiet: Quiet = False,
     cache_dir: Cache = None,

@@ -169,13 +169,12 @@ Candidates = Annotated[
     ),
 ]
 ContrastOption = Annotated[
-    float | None,
+    float,
     typer.Option(
         "--contrast",
         envvar="INFLLM_CONTRAST",
         help="How much what the document adds outweighs what the model would say without it; "
         "0: not at all.",
-        show_default="1 with --answering both, else 0",
         rich_help_panel=ADVANCED,
     ),
 ]

@@ -10,8 +10,6 @@ from torch import Tensor
 
 from infllm_cli.errors import InfllmError, UsageError
 
-CONTRAST = 1.0
-
 
 class Answering(enum.Enum):
     """What an answer rests on."""
@@ -36,7 +34,7 @@ class AnswerOptions:
     answering: Answering = Answering.BOTH
     reread_tokens: int = 360  # about three passages: more of them distract a small model
     candidates: int = 128  # passages whose likelihood is judged
-    contrast: float | None = None  # strength of `contrast`; None: what suits `answering`
+    contrast: float = 0.0  # strength of `infllm_cli.contrast`
 
     def __post_init__(self) -> None:
         """Refuse what cannot be sampled from."""
@@ -50,19 +48,8 @@ class AnswerOptions:
             raise UsageError(f"--reread-tokens is {self.reread_tokens}; it cannot be negative.")
         if self.candidates < 0:
             raise UsageError(f"--candidates is {self.candidates}; it cannot be negative.")
-        if self.contrast is not None and not 0 <= self.contrast <= 5:
+        if not 0 <= self.contrast <= 5:
             raise UsageError(f"--contrast is {self.contrast}; choose 0 (off) to 5.")
-
-    @property
-    def contrast_strength(self) -> float:
-        """The two simple ways are the method of the paper and a plain script: without contrast."""
-        if self.reread_tokens < 0:
-            raise UsageError(f"--reread-tokens is {self.reread_tokens}; it cannot be negative.")
-        if self.candidates < 0:
-            raise UsageError(f"--candidates is {self.candidates}; it cannot be negative.")
-        if self.contrast is not None:
-            return self.contrast
-        return CONTRAST if self.answering is Answering.BOTH else 0.0
 
 
 class Sampler:

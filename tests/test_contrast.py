@@ -10,7 +10,7 @@ from tiny_tokenizers import prose
 
 from infllm_cli.contrast import PLAUSIBLE, Contrast, contrasted
 from infllm_cli.errors import UsageError
-from infllm_cli.sampling import CONTRAST, Answering, AnswerOptions
+from infllm_cli.sampling import AnswerOptions
 
 
 def test_what_the_document_raises_wins_over_what_is_said_anyway() -> None:
@@ -68,14 +68,6 @@ def test_the_question_without_its_document_is_as_by_a_plain_pass() -> None:
             logits = model(input_ids=torch.from_numpy(context)[None], use_cache=False).logits
         model.set_attn_implementation(ours)
         torch.testing.assert_close(found, logits[0, -1].float(), atol=1e-4, rtol=0)
-
-
-def test_only_the_full_way_of_answering_contrasts_by_itself() -> None:
-    assert AnswerOptions().contrast_strength == CONTRAST
-    assert AnswerOptions(answering=Answering.MEMORY).contrast_strength == 0
-    assert AnswerOptions(answering=Answering.PASSAGES).contrast_strength == 0
-    assert AnswerOptions(answering=Answering.PASSAGES, contrast=0.5).contrast_strength == 0.5
-    assert AnswerOptions(contrast=0.0).contrast_strength == 0
 
 
 @pytest.mark.parametrize("strength", [-0.1, 5.1, float("nan")])

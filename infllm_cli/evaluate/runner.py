@@ -84,7 +84,7 @@ class EvalRequest:
     max_tokens: int
     reread_tokens: int
     candidates: int
-    contrast: float | None
+    contrast: float
     as_json: bool
     sizes: dict[str, int | None]
 
