@@ -15,13 +15,16 @@ def main() -> None:
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    from infllm_cli.first_line import say_first_line
+
+    said = say_first_line(sys.argv[1:])
     from infllm_cli.cli import app
     from infllm_cli.errors import CapacityError, InfllmError, Interrupted, OutputClosed
     from infllm_cli.interrupts import two_stages
 
     try:
         with two_stages():
-            app()
+            app(obj=said)
     except InfllmError as error:
         _say(f"infllm: {error}")
         sys.exit(error.exit_code)

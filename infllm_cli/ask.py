@@ -6,7 +6,7 @@ import contextlib
 import json
 import resource
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -18,14 +18,14 @@ from infllm_cli.errors import CapacityError, Interrupted, UsageError
 from infllm_cli.events import Answer, Looked, TokenOut
 from infllm_cli.evidence import Passage
 from infllm_cli.keeping import Keeper
-from infllm_cli.limits import disk_room, memories_folder, parse_limits
-from infllm_cli.models.catalog import default_cache_dir
+from infllm_cli.limits import disk_room, memories_folder
 from infllm_cli.reader import Memory, Reader
 from infllm_cli.sampling import Answering, AnswerOptions
 from infllm_cli.shelf import Shelf
 from infllm_cli.wording import visible
 
 if TYPE_CHECKING:
+    from infllm_cli.commands.groups import LimitFlags, ModelFlags, SizeFlags
     from infllm_cli.console import Console
 
 JSON_SCHEMA = 1
@@ -33,46 +33,16 @@ JSON_SCHEMA = 1
 
 @dataclass(frozen=True)
 class AskRequest:
-    """What the user asked for, as the command line gives it; without questions, to read."""
+    """What the user asked for; without questions, to read."""
 
     document: Document
-    questions: list[str]
-    model: str | None
-    device: str
-    dtype: str
-    cache_dir: Path | None
-    max_tokens: int
-    temperature: float
-    top_p: float
-    seed: int
-    answering: str
-    reread_tokens: int
-    candidates: int
-    contrast: float
-    evidence: int
-    as_json: bool
-    host_limit: str | None
-    disk_limit: str | None
-    memory_budget: str
-    save: bool
-    sizes: dict[str, int | None]
-
-    def options(self) -> AnswerOptions:
-        """How to answer.
-
-        Raises:
-            UsageError: a value out of range.
-        """
-        return AnswerOptions(
-            max_tokens=self.max_tokens,
-            temperature=self.temperature,
-            top_p=self.top_p,
-            seed=self.seed,
-            answering=Answering(self.answering),
-            reread_tokens=self.reread_tokens,
-            candidates=self.candidates,
-            contrast=self.contrast,
-        )
+    model: ModelFlags
+    limits: LimitFlags
+    sizes: SizeFlags
+    questions: list[str] = field(default_factory=list)
+    options: AnswerOptions = field(default_factory=AnswerOptions)
+    evidence: int = 0
+    as_json: bool = False
 
 
 def run_ask(request: AskRequest, console: Console, out: TextIO) -> None:
@@ -83,25 +53,23 @@ def run_ask(request: AskRequest, console: Console, out: TextIO) -> None:
         CapacityError: there is no question, and the memory cannot be saved.
         Interrupted: an answer was stopped; it has been written as far as it went.
     """
-    options = request.options()
+    options, sizes = request.options, request.sizes.as_dict()
     if request.evidence < 0:
         raise UsageError(f"--evidence is {request.evidence}; it is a number of passages.")
-    cache_dir = request.cache_dir or default_cache_dir()
-    limits = parse_limits(
-        request.host_limit, request.disk_limit, request.memory_budget, request.save
-    )
+    cache_dir = request.model.cache
+    limits = request.limits.parsed()
     document = request.document
     for file in document.parts or [document]:
         if file.encoding not in ("utf-8", "ascii"):
             console.note(f"{file.name} is read as {file.encoding}.")
     console.stage("loading the model")
     reader = Reader.load(
-        request.model,
-        device=request.device,
-        dtype=request.dtype,
-        cache_dir=request.cache_dir,
+        request.model.model,
+        device=request.model.device,
+        dtype=request.model.dtype.value,
+        cache_dir=cache_dir,
         progress=console.fetching,
-        **request.sizes,
+        **sizes,
     )
     if not reader.prompt.is_chat:
         console.note(
@@ -113,7 +81,7 @@ def run_ask(request: AskRequest, console: Console, out: TextIO) -> None:
         document,
         reserve_tokens=reader.reserve_for(request.questions, options),
         # Sizes given by hand are meant for the tiers.
-        allow_whole=all(size is None for size in request.sizes.values()),
+        allow_whole=all(size is None for size in sizes.values()),
         host_limit_bytes=limits.host,
         disk_bytes=disk_room(Shelf(memories_folder(cache_dir)), limits.disk),
     )

@@ -1,4 +1,4 @@
-"""Flags that several commands share, and the texts of their help. Imports no torch."""
+"""Flags of the commands, and the texts of their help. Imports no torch."""
 
 from __future__ import annotations
 
@@ -8,40 +8,6 @@ from typing import Annotated
 
 import typer
 
-EXAMPLES = """\b
-Examples:
-  infllm ask book.txt "Who is the harpooneer who shares a bed with Ishmael?"
-  infllm ask contract.txt "Which law governs?" "What is the notice period?"
-  cat notes/*.md | infllm ask - "What was decided about the roof?"
-  infllm ask report.md "What changed?" -f appendix.md -f notes.txt
-  infllm ask server.log "When did the disk fill up?" --evidence 3
-  infllm ask book.txt "Who is Ahab?" --json | jq -r '.answers[0].answer'
-"""
-EVAL_EXAMPLES = """\b
-Examples:
-  infllm eval questions samples/questions.json
-  infllm eval questions mine.json --answering both --answering passages --json > results.json
-"""
-READ_EXAMPLES = """\b
-Examples:
-  infllm read book.txt
-  infllm read a.md -f b.md -f c.md --model Qwen/Qwen2.5-7B-Instruct
-"""
-PLAN_EXAMPLES = """\b
-Examples:
-  infllm plan book.txt
-  infllm plan server.log --model Qwen/Qwen2.5-7B-Instruct
-  infllm plan --layers 80 --kv-heads 8 --head-dim 128
-  infllm plan --layers 32 --kv-heads 8 --head-dim 128 --tokens 1000000 --json
-"""
-ROOT_EXAMPLES = """\b
-Examples:
-  infllm ask book.txt "Who is Ahab?"
-  cat notes/*.md | infllm ask - "What was decided about the roof?"
-  infllm read book.txt
-  infllm plan book.txt
-  infllm model list
-"""
 EXIT_CODES = """\b
 Exit codes: 0 answered, 1 failure while running, 2 usage, 3 document unusable,
 4 model unusable, 5 out of memory or disk, 130 interrupted.
@@ -74,6 +40,7 @@ class WayChoice(str, enum.Enum):
     DENSE = "dense"
 
 
+File = Annotated[str, typer.Argument(metavar="FILE", help="The document; - is standard input.")]
 Files = Annotated[
     list[str] | None,
     typer.Option(
@@ -127,6 +94,35 @@ Precision = Annotated[
 ]
 Encoding = Annotated[str | None, typer.Option(help="Of the document.", show_default="found out")]
 Json = Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")]
+Stats = Annotated[
+    bool, typer.Option("--stats", envvar="INFLLM_STATS", help="Keep the row of every step.")
+]
+EvidenceCount = Annotated[
+    int,
+    typer.Option(
+        "--evidence",
+        envvar="INFLLM_EVIDENCE",
+        metavar="N",
+        help="Print the N passages attended most, with lines.",
+    ),
+]
+MaxTokens = Annotated[
+    int, typer.Option(envvar="INFLLM_MAX_TOKENS", help="Longest answer, in tokens.")
+]
+Temperature = Annotated[
+    float, typer.Option(envvar="INFLLM_TEMPERATURE", help="0: the likeliest token.")
+]
+TopP = Annotated[float, typer.Option(envvar="INFLLM_TOP_P", help="Draw from the likeliest tokens.")]
+Seed = Annotated[int, typer.Option(envvar="INFLLM_SEED", help="Of the draws.")]
+AnsweringOption = Annotated[
+    AnsweringChoice,
+    typer.Option(
+        "--answering",
+        envvar="INFLLM_ANSWERING",
+        help="both: the memory, and the best passages read again; memory: the memory alone; "
+        "passages: those with the question's words alone, at once.",
+    ),
+]
 Window = Annotated[
     int | None,
     typer.Option(envvar="INFLLM_WINDOW", help="Local window, tokens.", rich_help_panel=ADVANCED),

@@ -60,16 +60,17 @@ def test_every_setting_has_a_flag_and_an_environment_variable_and_no_other_flag_
 
 
 def test_flag_environment_file_default_in_this_order(config, asked, monkeypatch):
-    assert asked().max_tokens == 256
+    assert asked().options.max_tokens == 256
     config("max-tokens = 11\ndtype = 'f32'\ntemperature = 1\ncache-dir = '~/models'\nwindow = 99")
     request = asked()
-    assert (request.max_tokens, request.dtype, request.temperature) == (11, "f32", 1.0)
-    assert request.sizes["window_tokens"] == 99
-    assert "~" not in str(request.cache_dir) and request.cache_dir.name == "models"
+    assert (request.options.max_tokens, request.options.temperature) == (11, 1.0)
+    assert request.model.dtype.value == "f32"
+    assert request.sizes.window == 99
+    assert "~" not in str(request.model.cache_dir) and request.model.cache_dir.name == "models"
     monkeypatch.setenv("INFLLM_MAX_TOKENS", "22")
-    assert asked().max_tokens == 22
-    assert asked("--max-tokens", "33").max_tokens == 33
-    assert asked("--dtype", "bf16").dtype == "bf16"
+    assert asked().options.max_tokens == 22
+    assert asked("--max-tokens", "33").options.max_tokens == 33
+    assert asked("--dtype", "bf16").model.dtype.value == "bf16"
 
 
 @pytest.mark.parametrize(
@@ -135,3 +136,9 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path):
 def test_the_file_lies_in_the_platforms_folder(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     assert config_file.config_path() == tmp_path / "infllm" / "config.toml"
+
+
+def test_settings_hold_for_every_command_but_measurements():
+    told = cli._defaults(typer.main.get_command(cli.app), {"model": "x"})
+    assert told["ask"] == told["memory"]["show"] == told["model"]["pull"] == {"model": "x"}
+    assert "eval" not in told

@@ -1,0 +1,95 @@
+"""`infllm ask`."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from infllm_cli.commands.groups import (
+    LimitFlags,
+    ModelFlags,
+    RecallFlags,
+    SamplingFlags,
+    SizeFlags,
+    grouped,
+)
+from infllm_cli.commands.shared import open_started, open_stdin
+from infllm_cli.interrupts import clean_end
+from infllm_cli.options import EXIT_CODES, Encoding, EvidenceCount, File, Files, Json, Quiet, Stats
+
+ABOUT = "Read FILE once and answer each QUESTION; answers go to standard output."
+EXAMPLES = """\b
+Examples:
+  infllm ask book.txt "Who is the harpooneer who shares a bed with Ishmael?"
+  infllm ask contract.txt "Which law governs?" "What is the notice period?"
+  cat notes/*.md | infllm ask - "What was decided about the roof?"
+  infllm ask report.md "What changed?" -f appendix.md -f notes.txt
+  infllm ask server.log "When did the disk fill up?" --evidence 3
+  infllm ask book.txt "Who is Ahab?" --json | jq -r '.answers[0].answer'
+"""
+
+
+@grouped
+def ask(
+    context: typer.Context,
+    file: File,
+    questions: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="QUESTION", help="One or several, on one read."),
+    ] = None,
+    more_files: Files = None,
+    questions_file: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="Further questions, one per line; - is standard input."),
+    ] = None,
+    model: ModelFlags = ModelFlags(),  # noqa: B008  frozen; `grouped` takes it apart
+    encoding: Encoding = None,
+    sampling: SamplingFlags = SamplingFlags(),  # noqa: B008
+    evidence: EvidenceCount = 0,
+    stats: Stats = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
+    limits: LimitFlags = LimitFlags(),  # noqa: B008
+    sizes: SizeFlags = SizeFlags(),  # noqa: B008
+    recall: RecallFlags = RecallFlags(),  # noqa: B008
+) -> None:
+    """Read FILE once and answer each QUESTION; answers go to standard output."""
+    from infllm_cli.files import load_files
+    from infllm_cli.questions import gather_questions
+
+    console = open_started(context, quiet=quiet, keep_rows=stats)
+    with clean_end(console):
+        files = [file, *(more_files or [])]
+        stdin = open_stdin(console, *files, questions_file)
+        asked = gather_questions(questions or [], questions_file, files, stdin)
+        document = load_files(files, stdin, encoding, console.note)
+        from infllm_cli.ask import AskRequest, run_ask
+        from infllm_cli.sampling import Answering, AnswerOptions
+
+        request = AskRequest(
+            document=document,
+            questions=asked,
+            model=model,
+            options=AnswerOptions(
+                max_tokens=sampling.max_tokens,
+                temperature=sampling.temperature,
+                top_p=sampling.top_p,
+                seed=sampling.seed,
+                answering=Answering(sampling.answering.value),
+                reread_tokens=recall.reread_tokens,
+                candidates=recall.candidates,
+                contrast=recall.contrast,
+            ),
+            limits=limits,
+            sizes=sizes,
+            evidence=evidence,
+            as_json=as_json,
+        )
+        run_ask(request, console, sys.stdout)
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command("ask", help=f"{ABOUT}\n\n{EXAMPLES}", epilog=EXIT_CODES)(ask)

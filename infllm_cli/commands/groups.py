@@ -1,0 +1,169 @@
+"""Flags that belong together, each group one parameter of a command. Imports no torch."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass, fields, is_dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, get_type_hints
+
+from infllm_cli.options import (
+    AnsweringChoice,
+    AnsweringOption,
+    Blocks,
+    Cache,
+    Candidates,
+    Chunk,
+    ContrastOption,
+    Device,
+    DiskLimit,
+    Dtype,
+    HostLimit,
+    MaxTokens,
+    MemoryBudget,
+    Model,
+    Precision,
+    ReadBlocks,
+    RereadTokens,
+    Save,
+    Seed,
+    Sinks,
+    Temperature,
+    TopP,
+    Window,
+)
+
+if TYPE_CHECKING:
+    from infllm_cli.limits import Limits
+
+
+@dataclass(frozen=True)
+class ModelFlags:
+    """Which model, and where and how it runs."""
+
+    model: Model = None
+    device: Device = "auto"
+    dtype: Precision = Dtype.AUTO
+    cache_dir: Cache = None
+
+    @property
+    def cache(self) -> Path:
+        """The folder of models and memories."""
+        from infllm_cli.models.catalog import default_cache_dir
+
+        return self.cache_dir or default_cache_dir()
+
+
+@dataclass(frozen=True)
+class SamplingFlags:
+    """How an answer is drawn."""
+
+    max_tokens: MaxTokens = 256
+    temperature: Temperature = 0.0
+    top_p: TopP = 1.0
+    seed: Seed = 0
+    answering: AnsweringOption = AnsweringChoice.BOTH
+
+
+@dataclass(frozen=True)
+class RecallFlags:
+    """What stands beside a question."""
+
+    reread_tokens: RereadTokens = 360
+    candidates: Candidates = 128
+    contrast: ContrastOption = 0.0
+
+
+@dataclass(frozen=True)
+class LimitFlags:
+    """What may be taken of RAM and disk, and what is kept."""
+
+    host_limit: HostLimit = None
+    disk_limit: DiskLimit = None
+    save: Save = True
+    memory_budget: MemoryBudget = "20GB"
+
+    def parsed(self) -> Limits:
+        """In bytes.
+
+        Raises:
+            UsageError: what is no size, by its flag.
+        """
+        from infllm_cli.limits import parse_limits
+
+        return parse_limits(self.host_limit, self.disk_limit, self.memory_budget, self.save)
+
+
+@dataclass(frozen=True)
+class KeepFlags:
+    """The same for a command that always keeps what it reads."""
+
+    host_limit: HostLimit = None
+    disk_limit: DiskLimit = None
+    memory_budget: MemoryBudget = "20GB"
+
+    def and_save(self) -> LimitFlags:
+        """As of a command that may also not keep it."""
+        return LimitFlags(**{field.name: getattr(self, field.name) for field in fields(self)})
+
+
+@dataclass(frozen=True)
+class SizeFlags:
+    """Sizes of the memory; None means the default."""
+
+    window: Window = None
+    sinks: Sinks = None
+    blocks: Blocks = None
+    read_blocks: ReadBlocks = None
+    chunk: Chunk = None
+
+    def as_dict(self) -> dict[str, int | None]:
+        """By the names of `MemoryConfig`."""
+        return {
+            "window_tokens": self.window,
+            "sink_tokens": self.sinks,
+            "answer_blocks": self.blocks,
+            "read_blocks": self.read_blocks,
+            "chunk_tokens": self.chunk,
+        }
+
+
+def grouped(command: Callable[..., None]) -> Callable[..., None]:
+    """Turn each parameter whose type is one of the groups into a flag for each of its fields.
+
+    Typer reads a command's signature and knows no groups, so the signature is written out for it.
+    """
+    hints = get_type_hints(command, include_extras=True)
+    groups: dict[str, type[Any]] = {}
+    written: list[inspect.Parameter] = []
+    for parameter in inspect.signature(command).parameters.values():
+        hint = hints[parameter.name]
+        if not is_dataclass(hint):
+            written.append(parameter.replace(annotation=hint))
+            continue
+        groups[parameter.name] = hint
+        of_field = get_type_hints(hint, include_extras=True)
+        written += [
+            inspect.Parameter(
+                field.name,
+                inspect.Parameter.KEYWORD_ONLY,
+                default=field.default,
+                annotation=of_field[field.name],
+            )
+            for field in fields(hint)
+        ]
+
+    @functools.wraps(command)
+    def call(**given: Any) -> None:
+        for name, kind in groups.items():
+            given[name] = kind(**{field.name: given.pop(field.name) for field in fields(kind)})
+        command(**given)
+
+    del call.__wrapped__  # else what looks for a signature finds the old one
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    written = [parameter.replace(kind=keyword) for parameter in written]
+    call.__signature__ = inspect.Signature(written)
+    call.__annotations__ = {parameter.name: parameter.annotation for parameter in written}
+    return call

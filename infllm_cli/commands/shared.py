@@ -1,0 +1,46 @@
+"""What several commands do before their work begins. Imports no torch."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, BinaryIO
+
+import typer
+
+if TYPE_CHECKING:
+    from infllm_cli.console import Console
+    from infllm_cli.document import Document
+
+
+def open_started(context: typer.Context, *, quiet: bool, keep_rows: bool = False) -> Console:
+    """The console of a command that takes a while; it says that it has started.
+
+    `context.obj` tells that `infllm_cli.first_line` has said so.
+    """
+    from infllm_cli.console import open_console
+
+    console = open_console(quiet=quiet, keep_rows=keep_rows)
+    if not context.obj:
+        console.stage("starting")
+    return console
+
+
+def open_stdin(console: Console, *paths: str | None) -> BinaryIO | None:
+    """Standard input, which a parent process may have closed; a person is told that it is read."""
+    if sys.stdin is None:
+        return None
+    if "-" in paths and sys.stdin.isatty():
+        console.close()
+        console.note("type or paste the text, then Ctrl-D on a line of its own.")
+    return sys.stdin.buffer
+
+
+def open_document(console: Console, files: list[str], encoding: str | None) -> Document:
+    """One document of all files.
+
+    Raises:
+        DocumentError: one that cannot be read.
+    """
+    from infllm_cli.files import load_files
+
+    return load_files(files, open_stdin(console, *files), encoding, console.note)
