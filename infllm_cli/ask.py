@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import resource
 import sys
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 import torch
 
-from infllm_cli import speeds
 from infllm_cli.document import Document
 from infllm_cli.errors import CapacityError, Interrupted, UsageError
 from infllm_cli.events import Answer, Looked, TokenOut
 from infllm_cli.evidence import Passage
 from infllm_cli.keeping import Keeper
-from infllm_cli.limits import disk_room, memories_folder
 from infllm_cli.reader import Memory, Reader
+from infllm_cli.reading import Source, kept, load_reader, open_memory
 from infllm_cli.sampling import Answering, AnswerOptions
-from infllm_cli.shelf import Shelf
 from infllm_cli.wording import visible
 
 if TYPE_CHECKING:
@@ -53,46 +49,17 @@ def run_ask(request: AskRequest, console: Console, out: TextIO) -> None:
         CapacityError: there is no question, and the memory cannot be saved.
         Interrupted: an answer was stopped; it has been written as far as it went.
     """
-    options, sizes = request.options, request.sizes.as_dict()
+    options = request.options
     if request.evidence < 0:
         raise UsageError(f"--evidence is {request.evidence}; it is a number of passages.")
-    cache_dir = request.model.cache
-    limits = request.limits.parsed()
-    document = request.document
-    for file in document.parts or [document]:
-        if file.encoding not in ("utf-8", "ascii"):
-            console.note(f"{file.name} is read as {file.encoding}.")
-    console.stage("loading the model")
-    reader = Reader.load(
-        request.model.model,
-        device=request.model.device,
-        dtype=request.model.dtype.value,
-        cache_dir=cache_dir,
-        progress=console.fetching,
-        **sizes,
-    )
-    if not reader.prompt.is_chat:
-        console.note(
-            f"{reader.loaded.name} has no chat template: it is asked in a plain form, as "
-            "'Question: ... Answer:'."
-        )
-    console.stage("tokenizing")
-    memory = reader.open(
-        document,
-        reserve_tokens=reader.reserve_for(request.questions, options),
-        # Sizes given by hand are meant for the tiers.
-        allow_whole=all(size is None for size in sizes.values()),
-        host_limit_bytes=limits.host,
-        disk_bytes=disk_room(Shelf(memories_folder(cache_dir)), limits.disk),
-    )
+    source = Source(request.document, request.model, request.limits, request.sizes)
+    reader = load_reader(source, console)
+    reserve_tokens = reader.reserve_for(request.questions, options)
+    memory = open_memory(source, reader, console, reserve_tokens)
     if options.answering is Answering.PASSAGES:  # those need no memory
         _ask_all(request, reader, memory, None, options, console, out)
         return
-    with contextlib.closing(
-        Keeper(reader, memory, cache_dir, limits, note=console.note, progress=console.fetching)
-    ) as keeper:
-        _read(reader, memory, keeper, console)
-        _remember_speed(reader, memory, cache_dir)
+    with kept(source, reader, memory, console) as keeper:
         if request.questions:
             _ask_all(request, reader, memory, keeper, options, console, out)
         else:
@@ -116,40 +83,6 @@ def _tell_saved(
     out.flush()
     if saved is None:
         raise CapacityError(f"{memory.document.name} has been read, but its memory is not saved.")
-
-
-def _read(reader: Reader, memory: Memory, keeper: Keeper, console: Console) -> None:
-    """Read what no saved memory holds."""
-    if memory.complete:
-        return
-    console.begin_reading(memory.document.name, memory)
-    try:
-        for event in reader.read_steps(memory):
-            keeper.chunk_read()
-            console.chunk_read(event)
-        keeper.finish()
-    except KeyboardInterrupt:
-        console.close()
-        kept = keeper.stop()
-        rest = f"{kept:,} of them are kept: ask again to go on." if kept else "nothing is kept."
-        console.note(
-            f"interrupted after {memory.reused_tokens + memory.read_tokens:,} of "
-            f"{len(memory.tokens):,} tokens; {rest}"
-        )
-        raise Interrupted from None
-    console.end_reading(memory)
-
-
-def _remember_speed(reader: Reader, memory: Memory, cache_dir: Path) -> None:
-    loaded = reader.loaded
-    speeds.remember(
-        cache_dir,
-        loaded.name,
-        str(loaded.device),
-        dtype_name(loaded.dtype),
-        memory.read_tokens,
-        memory.read_seconds,
-    )
 
 
 def _ask_all(
@@ -259,7 +192,8 @@ def peak_process_bytes() -> int:
     return peak if sys.platform == "darwin" else peak * 1024
 
 
-def _passage(passage: Passage, document: Document) -> dict[str, Any]:
+def passage_as_json(passage: Passage, document: Document) -> dict[str, Any]:
+    """A passage with its place."""
     return {
         "file": passage.file or document.name,
         "lines": list(passage.lines),
@@ -310,8 +244,10 @@ def as_json(
                 "tokens": answer.tokens,
                 "seconds": round(answer.seconds, 3),
                 "first_token_seconds": round(answer.first_token_seconds, 3),
-                "evidence": [_passage(passage, document) for passage in answer.evidence[:most]],
-                "reread": [_passage(passage, document) for passage in answer.reread],
+                "evidence": [
+                    passage_as_json(passage, document) for passage in answer.evidence[:most]
+                ],
+                "reread": [passage_as_json(passage, document) for passage in answer.reread],
             }
             for answer in answers
         ],

@@ -27,6 +27,8 @@ SETTINGS: dict[str, str | tuple[str, ...]] = {
     "top-p": NUMBER,
     "seed": WHOLE,
     "answering": ("both", "memory"),
+    "length": ("short", "medium", "long"),
+    "wording": ("auto", "own", "quoted"),
     "evidence": WHOLE,
     "stats": SWITCH,
     "quiet": SWITCH,

@@ -12,9 +12,20 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from infllm_cli.wording import duration, place, places, row, size, visible
+from infllm_cli.wording import (
+    duration,
+    place,
+    places,
+    row,
+    shrunk,
+    size,
+    summarized,
+    told,
+    visible,
+)
 
 if TYPE_CHECKING:
+    from infllm_cli.digests import PassDone, PieceTold, Summary
     from infllm_cli.events import Answer, ChunkRead, Looked
     from infllm_cli.reader import Memory, Reader
 
@@ -79,6 +90,18 @@ class Console:
     def evidence(self, answer: Answer, most: int) -> None:
         """Show the passages attended most."""
 
+    def piece_told(self, event: PieceTold) -> None:
+        """A piece of the document has been summarized."""
+
+    def pass_done(self, event: PassDone) -> None:
+        """Summaries have been made fewer."""
+
+    def summary_evidence(self, summary: Summary, most: int) -> None:
+        """Show what the summary rests on; `most` 0: nothing."""
+
+    def report_summary(self, reader: Reader, memory: Memory, summary: Summary, peak: int) -> None:
+        """What a summary took."""
+
     def report(self, reader: Reader, memory: Memory, answers: list[Answer], peak: int) -> None:
         """What it took."""
 
@@ -138,9 +161,34 @@ class PlainConsole(Console):
             for line in passage.text.split("\n"):
                 self._write(f"    {visible(line)}\n")
 
+    def piece_told(self, event: PieceTold) -> None:
+        """A line per tenth, or with `--stats` the piece's summary."""
+        done = event.piece.index + 1
+        if self._keep_rows:
+            self._line(told(event))
+        elif 10 * done // event.total > 10 * (done - 1) // event.total:
+            self._line(f"summarized {done} of {event.total} pieces")
+
+    def pass_done(self, event: PassDone) -> None:
+        """A line."""
+        self._line(shrunk(event))
+
+    def summary_evidence(self, summary: Summary, most: int) -> None:
+        """The passages with their lines."""
+        for passage in summary.evidence[:most]:
+            self._line(f"evidence {place(passage)}")
+            for line in passage.text.split("\n"):
+                self._write(f"    {visible(line)}\n")
+
+    def report_summary(self, reader: Reader, memory: Memory, summary: Summary, peak: int) -> None:
+        """One line, or one per fact with `--stats`."""
+        self._facts([*_facts(reader, memory, [], peak), ("summary", summarized(summary))])
+
     def report(self, reader: Reader, memory: Memory, answers: list[Answer], peak: int) -> None:
         """One line, or one per fact with `--stats`."""
-        facts = _facts(reader, memory, answers, peak)
+        self._facts(_facts(reader, memory, answers, peak))
+
+    def _facts(self, facts: list[tuple[str, str]]) -> None:
         if self._keep_rows:
             for name, value in facts:
                 self._line(f"{name}: {value}")
@@ -326,13 +374,40 @@ class LiveConsole(Console):
             self._print(f"{place(passage)}  score {passage.score:.3f}", style="bold")
             self._rich.print(Padding(Text(visible(passage.text)), (0, 0, 1, 4)))
 
+    def piece_told(self, event: PieceTold) -> None:
+        """The bar, and with `--stats` a line that stays."""
+        if self._keep_rows:
+            self._print(told(event), style="dim")
+        self.fetching("summarizing", event.piece.index + 1, event.total)
+
+    def pass_done(self, event: PassDone) -> None:
+        """With `--stats` a line that stays."""
+        if self._keep_rows:
+            self._print(shrunk(event), style="dim")
+
+    def summary_evidence(self, summary: Summary, most: int) -> None:
+        """The passages with their lines."""
+        from rich.padding import Padding
+        from rich.text import Text
+
+        for passage in summary.evidence[:most]:
+            self._print(place(passage), style="bold")
+            self._rich.print(Padding(Text(visible(passage.text)), (0, 0, 1, 4)))
+
+    def report_summary(self, reader: Reader, memory: Memory, summary: Summary, peak: int) -> None:
+        """A small table."""
+        self._facts([*_facts(reader, memory, [], peak), ("summary", summarized(summary))])
+
     def report(self, reader: Reader, memory: Memory, answers: list[Answer], peak: int) -> None:
         """A small table."""
+        self._facts(_facts(reader, memory, answers, peak))
+
+    def _facts(self, facts: list[tuple[str, str]]) -> None:
         from rich.table import Table
         from rich.text import Text
 
         table = Table(box=None, show_header=False, pad_edge=False)
-        for name, value in _facts(reader, memory, answers, peak):
+        for name, value in facts:
             table.add_row(Text(name, style="dim"), Text(visible(value), style="dim"))
         self._rich.print(table)
 

@@ -31,6 +31,22 @@ class AnsweringChoice(str, enum.Enum):
     PASSAGES = "passages"
 
 
+class LengthChoice(str, enum.Enum):
+    """Choices of `summarize --length`."""
+
+    SHORT = "short"
+    MEDIUM = "medium"
+    LONG = "long"
+
+
+class WordingChoice(str, enum.Enum):
+    """Choices of `summarize --wording`."""
+
+    AUTO = "auto"
+    OWN = "own"
+    QUOTED = "quoted"
+
+
 class WayChoice(str, enum.Enum):
     """Choices of `eval questions --answering`."""
 
@@ -121,6 +137,19 @@ AnsweringOption = Annotated[
         envvar="INFLLM_ANSWERING",
         help="both: the memory, and the best passages read again; memory: the memory alone; "
         "passages: those with the question's words alone, at once.",
+    ),
+]
+Length = Annotated[
+    LengthChoice,
+    typer.Option("--length", envvar="INFLLM_LENGTH", help="About 60, 150 or 400 words."),
+]
+WordingOption = Annotated[
+    WordingChoice,
+    typer.Option(
+        "--wording",
+        envvar="INFLLM_WORDING",
+        help="own: the model's words, as far as the text vouches for them; quoted: the document's "
+        "own sentences; auto: quoted for models below a billion parameters.",
     ),
 ]
 Window = Annotated[

@@ -6,6 +6,7 @@ import time
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from infllm_cli.digests import PassDone, PieceTold, Summary
     from infllm_cli.events import Looked
     from infllm_cli.evidence import Passage
 
@@ -59,6 +60,31 @@ def row(event: Looked) -> str:
     for passage in event.passages:
         parts.append(f"{place(passage)} {100 * passage.score:.1f} % {_short(passage.text)}")
     return "; ".join(parts)
+
+
+def told(event: PieceTold) -> str:
+    """A piece's summary in one line."""
+    part = event.part
+    which = f" {part.pieces.index(event.piece) + 1} of {len(part.pieces)}" * (len(part.pieces) > 1)
+    title = f"{part.title or part.file or ''}{which}".strip()
+    head = f"{event.piece.index + 1}/{event.total}" + (f" {title}" if title else "")
+    return f"{head} ({1000 * event.seconds:.0f} ms): {' '.join(event.digest.text.split())}"
+
+
+def shrunk(event: PassDone) -> str:
+    """A pass in one line."""
+    return (
+        f"pass {event.number}: {event.inputs} summaries, {event.words_in} words, become "
+        f"{event.outputs}, {event.words_out} words"
+    )
+
+
+def summarized(summary: Summary) -> str:
+    """A summary's figures in one line."""
+    words = len(summary.text.split())
+    whose = "quoted from" if summary.quoted else "of the model's own, from"
+    parts = f"{len(summary.told)} of {len(summary.parts)} parts"
+    return f"{words} words {whose} {parts}, in {duration(summary.seconds)}"
 
 
 def _short(text: str, most: int = 60) -> str:

@@ -1,0 +1,126 @@
+"""What comes before a command's own work: load the model, open the document, read and keep it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from infllm_cli import speeds
+from infllm_cli.document import Document
+from infllm_cli.errors import Interrupted
+from infllm_cli.keeping import Keeper
+from infllm_cli.limits import disk_room, memories_folder
+from infllm_cli.reader import Memory, Reader
+from infllm_cli.shelf import Shelf
+
+if TYPE_CHECKING:
+    from infllm_cli.commands.groups import LimitFlags, ModelFlags, SizeFlags
+    from infllm_cli.console import Console
+
+
+@dataclass(frozen=True)
+class Source:
+    """A document, and how it is to be read."""
+
+    document: Document
+    model: ModelFlags
+    limits: LimitFlags
+    sizes: SizeFlags
+
+
+def load_reader(source: Source, console: Console) -> Reader:
+    """The model.
+
+    Raises:
+        InfllmError: it cannot be found, loaded or vouched for, or the sizes do not fit it.
+    """
+    for file in source.document.parts or [source.document]:
+        if file.encoding not in ("utf-8", "ascii"):
+            console.note(f"{file.name} is read as {file.encoding}.")
+    console.stage("loading the model")
+    reader = Reader.load(
+        source.model.model,
+        device=source.model.device,
+        dtype=source.model.dtype.value,
+        cache_dir=source.model.cache,
+        progress=console.fetching,
+        **source.sizes.as_dict(),
+    )
+    if not reader.prompt.is_chat:
+        console.note(
+            f"{reader.loaded.name} has no chat template: it is asked in a plain form, as "
+            "'Question: ... Answer:'."
+        )
+    return reader
+
+
+def open_memory(source: Source, reader: Reader, console: Console, reserve_tokens: int) -> Memory:
+    """An empty memory for the document.
+
+    Raises:
+        DocumentError: no token comes out of it.
+        CapacityError: it would pass the limits.
+    """
+    console.stage("tokenizing")
+    limits = source.limits.parsed()
+    return reader.open(
+        source.document,
+        reserve_tokens=reserve_tokens,
+        # Sizes given by hand are meant for the tiers.
+        allow_whole=all(size is None for size in source.sizes.as_dict().values()),
+        host_limit_bytes=limits.host,
+        disk_bytes=disk_room(Shelf(memories_folder(source.model.cache)), limits.disk),
+    )
+
+
+@contextlib.contextmanager
+def kept(source: Source, reader: Reader, memory: Memory, console: Console) -> Iterator[Keeper]:
+    """Read what no saved memory holds; inside, the memory is complete.
+
+    Raises:
+        Interrupted: the reading was stopped.
+        CapacityError: there is no room for it.
+    """
+    cache_dir, limits = source.model.cache, source.limits.parsed()
+    with contextlib.closing(
+        Keeper(reader, memory, cache_dir, limits, note=console.note, progress=console.fetching)
+    ) as keeper:
+        _read(reader, memory, keeper, console)
+        _remember_speed(reader, memory, cache_dir)
+        yield keeper
+
+
+def _read(reader: Reader, memory: Memory, keeper: Keeper, console: Console) -> None:
+    if memory.complete:
+        return
+    console.begin_reading(memory.document.name, memory)
+    try:
+        for event in reader.read_steps(memory):
+            keeper.chunk_read()
+            console.chunk_read(event)
+        keeper.finish()
+    except KeyboardInterrupt:
+        console.close()
+        kept = keeper.stop()
+        rest = f"{kept:,} of them are kept: ask again to go on." if kept else "nothing is kept."
+        console.note(
+            f"interrupted after {memory.reused_tokens + memory.read_tokens:,} of "
+            f"{len(memory.tokens):,} tokens; {rest}"
+        )
+        raise Interrupted from None
+    console.end_reading(memory)
+
+
+def _remember_speed(reader: Reader, memory: Memory, cache_dir: Path) -> None:
+    loaded = reader.loaded
+    speeds.remember(
+        cache_dir,
+        loaded.name,
+        str(loaded.device),
+        str(loaded.dtype).removeprefix("torch."),
+        memory.read_tokens,
+        memory.read_seconds,
+    )
