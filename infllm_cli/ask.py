@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import resource
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -102,7 +103,8 @@ def _ask_all(
     answers: list[Answer] = []
     interrupted = False
     for number, question in enumerate(request.questions):
-        answer = _ask_one(reader, memory, question, options, console, out, request.as_json, number)
+        steps = reader.ask_steps(memory, question, options)
+        answer = ask_one(steps, question, console, out, request.as_json, number)
         answers.append(answer)
         if request.evidence:
             console.evidence(answer, request.evidence)
@@ -118,17 +120,21 @@ def _ask_all(
         raise Interrupted
 
 
-def _ask_one(
-    reader: Reader,
-    memory: Memory,
+def ask_one(
+    steps: Iterator[Looked | TokenOut | Answer],
     question: str,
-    options: AnswerOptions,
     console: Console,
     out: TextIO,
     silent: bool,
     number: int,
 ) -> Answer:
-    """Stream one answer; a Ctrl-C ends it where it is."""
+    """Stream one answer; a Ctrl-C ends it where it is.
+
+    Args:
+        steps: see `Reader.ask_steps`.
+        silent: write nothing to `out`.
+        number: of answers written before.
+    """
     console.begin_answer(question)
     live = console.shows_answer and not silent
     # A terminal obeys control characters, which the document may have taught the model.
@@ -137,7 +143,6 @@ def _ask_one(
         out.write("\n")
     written = ""
     answer = None
-    steps = reader.ask_steps(memory, question, options)
     try:
         for event in steps:
             if isinstance(event, Answer):
@@ -202,6 +207,20 @@ def passage_as_json(passage: Passage, document: Document) -> dict[str, Any]:
     }
 
 
+def answer_as_json(answer: Answer, document: Document, most: int) -> dict[str, Any]:
+    """An answer with at most so many passages of evidence."""
+    return {
+        "question": answer.question,
+        "answer": answer.text,
+        "finish": answer.finish,
+        "tokens": answer.tokens,
+        "seconds": round(answer.seconds, 3),
+        "first_token_seconds": round(answer.first_token_seconds, 3),
+        "evidence": [passage_as_json(passage, document) for passage in answer.evidence[:most]],
+        "reread": [passage_as_json(passage, document) for passage in answer.reread],
+    }
+
+
 def as_json(
     reader: Reader, memory: Memory, keeper: Keeper | None, answers: list[Answer], evidence: int
 ) -> dict[str, Any]:
@@ -236,21 +255,7 @@ def as_json(
             "seconds": round(memory.read_seconds, 3),
             "tokens_per_second": round(memory.read_tokens / max(memory.read_seconds, 1e-9), 1),
         },
-        "answers": [
-            {
-                "question": answer.question,
-                "answer": answer.text,
-                "finish": answer.finish,
-                "tokens": answer.tokens,
-                "seconds": round(answer.seconds, 3),
-                "first_token_seconds": round(answer.first_token_seconds, 3),
-                "evidence": [
-                    passage_as_json(passage, document) for passage in answer.evidence[:most]
-                ],
-                "reread": [passage_as_json(passage, document) for passage in answer.reread],
-            }
-            for answer in answers
-        ],
+        "answers": [answer_as_json(answer, document, most) for answer in answers],
         "memory": {
             "whole": memory.whole,
             "blocks": memory.state.blocks,

@@ -11,11 +11,11 @@ from typing import Annotated, Any
 import typer
 
 from infllm_cli import __version__
-from infllm_cli.commands import ask, evaluate, memory, model, plan, read, summarize
+from infllm_cli.commands import ask, chat, evaluate, memory, model, plan, read, summarize
 from infllm_cli.config_file import config_path, load_config
 from infllm_cli.options import EXIT_CODES
 
-COMMANDS = (ask, summarize, read, plan, model, evaluate, memory)
+COMMANDS = (ask, summarize, chat, read, plan, model, evaluate, memory)
 
 ABOUT = "Ask questions about documents of any length and summarize them, on bounded memory."
 EXAMPLES = """\b
@@ -23,6 +23,7 @@ Examples:
   infllm ask book.txt "Who is Ahab?"
   cat notes/*.md | infllm ask - "What was decided about the roof?"
   infllm summarize book.txt --length short
+  infllm chat book.txt
   infllm read book.txt
   infllm plan book.txt
   infllm model list

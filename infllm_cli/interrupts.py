@@ -38,6 +38,12 @@ def two_stages() -> Iterator[None]:
             signal.signal(signal.SIGINT, before)
 
 
+def rearm() -> None:
+    """After a Ctrl-C that ended nothing but an answer: the next one is a first one again."""
+    if signal.getsignal(signal.SIGINT) is _second:
+        signal.signal(signal.SIGINT, _first)
+
+
 def _first(number: int, frame: FrameType | None) -> None:
     signal.signal(signal.SIGINT, _second)
     raise KeyboardInterrupt

@@ -230,14 +230,14 @@ class Summarizing:
         neutral, _ = push(reader, state, Phase.ASK, prompt.task_ids())
         focus = self.options.focus
         question = f"What does the text say about {focus}?" if focus else WHAT_MATTERS
+        if self.own:
+            question = request_for(PIECE_WORDS, focus)
         asked, _ = push(reader, state, Phase.ASK, prompt.plain_ids(question))
         mass = np.mean([_mass(s, offset, piece) for s in asked], axis=0)
         mass -= np.mean([_mass(s, offset, piece) for s in neutral], axis=0)
         logits = None
         if self.own:
-            request = f" {request_for(PIECE_WORDS, focus)}"
-            ids = np.concatenate([prompt.plain_ids(request), prompt.closing])
-            _, logits = push(reader, state, Phase.ASK, ids)
+            _, logits = push(reader, state, Phase.ASK, prompt.closing)
         return mass, logits
 
     def _candidates(self, piece: Piece, attended: np.ndarray) -> list[Candidate]:

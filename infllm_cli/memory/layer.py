@@ -73,8 +73,7 @@ class _Mark:
     """A state to return to. Window slots are copied only when they are about to be lost."""
 
     start: int
-    first: int
-    last: int
+    held: int
     blocks: int
     sinks: tuple[Tensor, Tensor] | None
     whole_tokens: int
@@ -140,7 +139,7 @@ class LayerMemory:
         self._expected_tokens = 0
         self._placed: tuple[object, ...] = ()  # what lies in the slots before the window
         self._placed_blocks: Tensor | None = None
-        self._mark: _Mark | None = None
+        self._marks: list[_Mark] = []
 
     # -- one step ---------------------------------------------------------------------------
 
@@ -338,35 +337,35 @@ class LayerMemory:
     # -- questions leave no trace --------------------------------------------------------------
 
     def mark(self) -> None:
-        """Remember this state: everything until `rollback` belongs to a question."""
+        """Remember this state: everything until `rollback` belongs to a question.
+
+        Marks can be nested: a question within a conversation.
+        """
         w = self.window
-        self._mark = _Mark(
-            w.start, w.first, w.last, self.arena.count, self.sinks, self.whole_tokens
-        )
+        self._marks.append(_Mark(w.start, len(w), self.arena.count, self.sinks, self.whole_tokens))
 
     def _before_loss(self) -> None:
         """Copy the window before slots of the marked state are moved or given up."""
-        if self._mark is not None and self._mark.copied is None:
+        # The last mark's copy holds what the marks before it need, if nothing was lost since them.
+        if self._marks and self._marks[-1].copied is None:
             copied = self.window.copy()
-            copied.last = copied.first + (self._mark.last - self._mark.first)
-            self._mark.copied = copied
+            copied.last = copied.first + self._marks[-1].held
+            self._marks[-1].copied = copied
 
     def rollback(self) -> None:
-        """Return to the marked state."""
-        mark = self._mark
-        assert mark is not None
+        """Return to the state that was marked last."""
+        mark = self._marks.pop()
         if mark.copied is not None:
             self.window = mark.copied
         else:
             assert self.window.start == mark.start
-            self.window.last = mark.last
+            self.window.last = self.window.first + mark.held
         self.arena.truncate(mark.blocks)
         self.representatives.truncate(mark.blocks)
         self.sinks = mark.sinks
         self.whole_tokens = mark.whole_tokens
         # What a question loaded must not decide how the next one is computed.
         self._placed, self._placed_blocks = (), None
-        self._mark = None
 
     # -- sizes --------------------------------------------------------------------------------
 

@@ -33,6 +33,7 @@ class ModelMemory:
     ) -> None:
         self.config = config
         self.tokens = 0
+        self._asked = 0  # questions that are open, one within the other
         # A model that slides in every layer would forget everything: there the tiers replace the
         # sliding window, within the distances it was trained on.
         all_slide = windows_only(list(layers)) is not None
@@ -72,16 +73,20 @@ class ModelMemory:
         """Whatever passes through the memory inside leaves no trace in it.
 
         Inside, the window is sealed: the document's end has no privilege over its other parts, and
-        is found by lookup like them.
+        is found by lookup like them. A question within another one (a conversation) leaves what
+        stands before it in the window.
         """
         tokens = self.tokens
         for layer in self.layers:
             layer.mark()
-        for layer in self.tiered:
-            layer.seal()
+        if not self._asked:
+            for layer in self.tiered:
+                layer.seal()
+        self._asked += 1
         try:
             yield
         finally:
+            self._asked -= 1
             for layer in self.layers:
                 layer.rollback()
             self.tokens = tokens

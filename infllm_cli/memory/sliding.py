@@ -19,7 +19,7 @@ class SlidingLayer:
         self.geometry = g
         self.chunk_tokens = chunk_tokens
         self.window = self._new_window()
-        self._marked: Window | None = None
+        self._marked: list[Window] = []
 
     def _new_window(self) -> Window:
         g = self.geometry
@@ -55,12 +55,11 @@ class SlidingLayer:
 
     def mark(self) -> None:
         """Remember this state."""
-        self._marked = self.window.copy()
+        self._marked.append(self.window.copy())
 
     def rollback(self) -> None:
-        """Return to the marked state."""
-        assert self._marked is not None
-        self.window, self._marked = self._marked, None
+        """Return to the state that was marked last."""
+        self.window = self._marked.pop()
 
     def reserve(self, tokens: int) -> None:
         """Nothing grows with the document here."""

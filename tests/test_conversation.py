@@ -1,0 +1,98 @@
+"""A conversation: what was said before stays, and the memory is as before when it is over."""
+
+from __future__ import annotations
+
+import pytest
+from tiny_readers import SMALL, make_reader, memory_contents, read_text, same_contents
+
+from infllm_cli.conversation import converse
+from infllm_cli.events import Answer, TokenOut
+from infllm_cli.sampling import AnswerOptions
+
+TEXT = "The goose is called Deacon, and the boat Patience. " * 12
+OPTIONS = AnswerOptions(max_tokens=6)
+
+
+@pytest.fixture(scope="module")
+def reader():
+    return make_reader()
+
+
+def ask(conversation, question):
+    *_, answer = conversation.ask_steps(question, OPTIONS)
+    assert isinstance(answer, Answer)
+    return answer
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_the_memory_is_as_before_when_it_is_over(reader, whole):
+    memory = read_text(reader, TEXT, whole=whole)
+    before = memory_contents(memory)
+    alone = reader.ask(memory, "Who?", OPTIONS).text
+    with converse(reader, memory) as conversation:
+        for number in range(6):
+            ask(conversation, f"Question {number}: who is the goose?")
+        assert len(conversation.turns) == 6
+    assert same_contents(before, memory_contents(memory))
+    assert reader.ask(memory, "Who?", OPTIONS).text == alone
+
+
+@pytest.mark.parametrize("kind", ["llama", "gemma2"])
+def test_turns_stand_in_the_memory_word_for_word(kind):
+    reader = make_reader(kind=kind)
+    memory = read_text(reader, TEXT)
+    with converse(reader, memory) as conversation:
+        start = memory.state.tokens
+        first = ask(conversation, "What is it?")
+        second = ask(conversation, "And where?")
+        assert memory.state.tokens - start == conversation.tokens
+        assert conversation.tokens == sum(turn.tokens for turn in conversation.turns)
+        assert [turn.answer for turn in conversation.turns] == [first, second]
+    prompt = reader.prompt
+    said = len(prompt.question_ids("And where?")) + len(prompt.plain_ids(second.text))
+    assert conversation.turns[1].tokens > said + len(prompt.closing)
+
+
+def test_what_was_said_changes_the_next_answer_and_a_new_conversation_has_forgotten_it(reader):
+    memory = read_text(reader, TEXT)
+    with converse(reader, memory) as conversation:
+        first = ask(conversation, "What is it?")
+        again = ask(conversation, "What is it?")
+    with converse(reader, memory) as conversation:
+        assert ask(conversation, "What is it?").text == first.text
+    assert again.text != first.text
+
+
+def test_a_long_conversation_goes_into_blocks(reader):
+    memory = read_text(reader, TEXT)
+    with converse(reader, memory) as conversation:
+        blocks = memory.state.blocks
+        for number in range(8):
+            ask(conversation, f"Question {number}: what do you think of the goose and the boat?")
+        assert memory.state.blocks > blocks
+        assert 0 < conversation.tokens_in_window < conversation.tokens
+        # A block waits in the window until it is full.
+        assert conversation.tokens_in_window <= SMALL.window_tokens + SMALL.block_tokens
+
+
+def test_an_answer_that_was_stopped_leaves_nothing_unless_it_is_remembered(reader):
+    memory = read_text(reader, TEXT)
+    with converse(reader, memory) as conversation:
+        start = memory.state.tokens
+        steps = conversation.ask_steps("What is it?", OPTIONS)
+        while not isinstance(next(steps), TokenOut):
+            pass
+        steps.close()
+        assert memory.state.tokens == start and not conversation.turns
+        conversation.remember(Answer("What is it?", "a g", "interrupted", 0, 0.0, 0.0))
+        assert memory.state.tokens > start
+        ask(conversation, "And then?")
+
+
+def test_a_transcript_tells_questions_answers_and_lines(reader):
+    memory = read_text(reader, TEXT)
+    with converse(reader, memory) as conversation:
+        answer = ask(conversation, "What is it?")
+        told = conversation.transcript()
+    assert told.startswith("# text\n\n**What is it?**\n\n")
+    assert answer.text in told and "(Evidence: line" in told
