@@ -7,6 +7,7 @@ import resource
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 import torch
@@ -16,6 +17,7 @@ from infllm_cli.errors import CapacityError, Interrupted, UsageError
 from infllm_cli.events import Answer, Looked, TokenOut
 from infllm_cli.evidence import Passage
 from infllm_cli.keeping import Keeper
+from infllm_cli.pictures import Pictures
 from infllm_cli.reader import Memory, Reader
 from infllm_cli.reading import Source, kept, load_reader, open_memory
 from infllm_cli.sampling import Answering, AnswerOptions
@@ -40,6 +42,8 @@ class AskRequest:
     options: AnswerOptions = field(default_factory=AnswerOptions)
     evidence: int = 0
     as_json: bool = False
+    evidence_html: Path | None = None
+    heatmap: Path | None = None
 
 
 def run_ask(request: AskRequest, console: Console, out: TextIO) -> None:
@@ -53,16 +57,17 @@ def run_ask(request: AskRequest, console: Console, out: TextIO) -> None:
     options = request.options
     if request.evidence < 0:
         raise UsageError(f"--evidence is {request.evidence}; it is a number of passages.")
+    pictures = Pictures(request.evidence_html, request.heatmap)
     source = Source(request.document, request.model, request.limits, request.sizes)
     reader = load_reader(source, console)
     reserve_tokens = reader.reserve_for(request.questions, options)
     memory = open_memory(source, reader, console, reserve_tokens)
     if options.answering is Answering.PASSAGES:  # those need no memory
-        _ask_all(request, reader, memory, None, options, console, out)
+        _ask_all(request, reader, memory, None, pictures, console, out)
         return
     with kept(source, reader, memory, console) as keeper:
         if request.questions:
-            _ask_all(request, reader, memory, keeper, options, console, out)
+            _ask_all(request, reader, memory, keeper, pictures, console, out)
         else:
             _tell_saved(request, reader, memory, keeper, console, out)
 
@@ -91,7 +96,7 @@ def _ask_all(
     reader: Reader,
     memory: Memory,
     keeper: Keeper | None,
-    options: AnswerOptions,
+    pictures: Pictures,
     console: Console,
     out: TextIO,
 ) -> None:
@@ -103,7 +108,8 @@ def _ask_all(
     answers: list[Answer] = []
     interrupted = False
     for number, question in enumerate(request.questions):
-        steps = reader.ask_steps(memory, question, options)
+        steps = reader.ask_steps(memory, question, request.options)
+        steps = pictures.watched(memory, steps)
         answer = ask_one(steps, question, console, out, request.as_json, number)
         answers.append(answer)
         if request.evidence:
@@ -111,6 +117,7 @@ def _ask_all(
         if answer.finish == "interrupted":
             interrupted = True
             break
+    pictures.write()
     console.report(reader, memory, answers, peak_bytes(reader, memory))
     if request.as_json:
         told = as_json(reader, memory, keeper, answers, request.evidence)

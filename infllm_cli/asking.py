@@ -280,4 +280,6 @@ def _looked(step: Step, index: int, token: str, record: AttentionRecord, before:
         share=share,
         passages=record.best(per_passage, 3),
         seconds=time.perf_counter() - before,
+        mass=per_passage,
+        layers=record.layers,
     )

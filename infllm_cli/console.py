@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from infllm_cli.wording import (
+    STRIP,
     duration,
     place,
     places,
@@ -111,6 +112,7 @@ class PlainConsole(Console):
 
     def __init__(self, write: Callable[[str], Any], keep_rows: bool) -> None:
         self._write = write
+        self._plain = not _draws_bars()
         self._keep_rows = keep_rows
         self._tenth = -1
         self._stage = ""
@@ -152,7 +154,7 @@ class PlainConsole(Console):
     def looked(self, event: Looked) -> None:
         """A line per step, where asked for."""
         if self._keep_rows:
-            self._line(row(event))
+            self._line(row(event, plain=self._plain))
 
     def evidence(self, answer: Answer, most: int) -> None:
         """The passages with their lines."""
@@ -226,6 +228,7 @@ class LiveConsole(Console):
             stderr=True, highlight=False, markup=False, emoji=False, no_color=not color
         )
         self._keep_rows = keep_rows
+        self._plain = not _draws_bars()
         self._live: Any = None
         self._progress: Any = None
         self._rows: deque[Looked] = deque(maxlen=LIVE_ROWS)
@@ -328,7 +331,7 @@ class LiveConsole(Console):
         """A row of the table, or with `--stats` a line that stays."""
         self._rows.append(event)
         if self._keep_rows:
-            self._print(row(event), style="dim")
+            self._print(row(event, plain=self._plain), style="dim")
         if self._live is not None:
             self._live.update(_Cropped(self._table()))
 
@@ -425,6 +428,15 @@ def open_console(*, quiet: bool = False, keep_rows: bool = False) -> Console:
         sys.stderr.flush()
 
     return PlainConsole(write, keep_rows)
+
+
+def _draws_bars() -> bool:
+    """Whether standard error takes the characters that bars are made of."""
+    try:
+        STRIP.encode(sys.stderr.encoding or "ascii")
+    except (LookupError, UnicodeEncodeError):
+        return False
+    return True
 
 
 def _facts(

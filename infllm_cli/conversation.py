@@ -86,7 +86,9 @@ class Conversation:
         ids = np.concatenate(
             [
                 prompt.turn if not self.turns else self._next[:0],
-                prompt.question_ids(answer.question),
+                # Not in the form that a question is asked in: a small model that sees the same form
+                # again gives the same answer again.
+                prompt.plain_ids(answer.question.strip()),
                 prompt.closing,
                 prompt.plain_ids(answer.text),
                 self._next,

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from infllm_cli.evidence import Passage
 from infllm_cli.memory.step import Phase
 
@@ -30,6 +32,8 @@ class Looked:
         share: part of the step's attention mass that lay on the document (the rest: prompt,
             question, answer so far).
         passages: where in the document, most attended first, scores as parts of the same mass.
+        mass: [P] of every passage, beyond what any question draws to it.
+        layers: by index, share [P] of each layer's mass; empty unless the memory watches layers.
     """
 
     phase: Phase
@@ -39,6 +43,8 @@ class Looked:
     share: float
     passages: list[Passage]
     seconds: float
+    mass: np.ndarray = field(default_factory=lambda: np.zeros(0), compare=False)
+    layers: dict[int, np.ndarray] = field(default_factory=dict, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+from torch import Tensor
 
 from infllm_cli.document import Document
 from infllm_cli.memory.step import Phase, Step
@@ -48,6 +49,9 @@ class AttentionRecord:
         neutral_ask, neutral_answer: [n] mass per token that a neutral question and the beginning of
             its answer draw: sinks, the document's end and tokens that every question looks at are
             no evidence.
+
+    Attributes:
+        layers: of the last step, where it tells them apart: share [P] of each layer's mass.
     """
 
     def __init__(
@@ -73,6 +77,7 @@ class AttentionRecord:
         }
         self._steps = 0
         self._reread: list[tuple[int, int, int]] = []
+        self.layers: dict[int, np.ndarray] = {}
         self._reread_neutral = nothing
 
     def reread(self, position: int, token: int, count: int) -> None:
@@ -99,11 +104,24 @@ class AttentionRecord:
         if self.first is not None:
             in_memory = mass_on_document(step, self.first, len(self.tokens))
         reread = self._mass_on_reread(step)
+        if step.by_layer is not None:
+            self.layers = {
+                index: self._of_layer(mass) for index, mass in sorted(step.by_layer.items())
+            }
         excess = in_memory - self._neutral[step.phase] + reread - self._reread_neutral
         self._excess += excess
         self._mass += in_memory + reread
         self._steps += 1
         return float(in_memory.sum() + reread.sum()), np.maximum(self._per_passage(excess), 0)
+
+    def _of_layer(self, mass: Tensor) -> np.ndarray:
+        """Share [P] of one layer's mass [positions] that lies on each passage."""
+        on = np.zeros(len(self.tokens))
+        if self.first is not None:
+            on += mass[self.first : self.first + len(on)].double().numpy()
+        for position, token, count in self._reread:
+            on[token : token + count] += mass[position : position + count].double().numpy()
+        return self._per_passage(on) / max(float(mass.sum()), 1e-9)
 
     def _per_passage(self, mass: np.ndarray) -> np.ndarray:
         return np.add.reduceat(mass, self.units.borders[:-1])

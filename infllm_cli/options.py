@@ -122,6 +122,26 @@ EvidenceCount = Annotated[
         help="Print the N passages attended most, with lines.",
     ),
 ]
+EvidenceHtml = Annotated[
+    Path | None,
+    typer.Option(
+        "--evidence-html",
+        metavar="FILE",
+        help="Write a page that shows where each token of the answers looked, with the text.",
+        show_default=False,
+        dir_okay=False,
+    ),
+]
+HeatmapFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--heatmap",
+        metavar="FILE.svg",
+        help="Write the same as a picture.",
+        show_default=False,
+        dir_okay=False,
+    ),
+]
 MaxTokens = Annotated[
     int, typer.Option(envvar="INFLLM_MAX_TOKENS", help="Longest answer, in tokens.")
 ]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -49,7 +51,24 @@ def places(passages: list[Passage]) -> str:
     return "   ".join(f"{place(p)} {100 * p.score:.1f} %" for p in passages)
 
 
-def row(event: Looked) -> str:
+STRIP = " ▁▂▃▄▅▆▇█"
+PLAIN_STRIP = " .:-=+*#%"  # where the terminal has no such characters
+
+
+def strip(mass: Sequence[float], columns: int = 40, *, plain: bool = False) -> str:
+    """The document from left to right in so many characters: the higher, the more attended."""
+    if not len(mass) or max(mass) <= 0:
+        return ""
+    levels = PLAIN_STRIP if plain else STRIP
+    sums = [0.0] * min(columns, len(mass))
+    for index, one in enumerate(mass):
+        sums[index * len(sums) // len(mass)] += one
+    # The root, as in the pictures, so that weaker places are seen, too.
+    heights = [math.sqrt(value / max(sums)) for value in sums]
+    return "".join(levels[round(height * (len(levels) - 1))] for height in heights)
+
+
+def row(event: Looked, *, plain: bool = False) -> str:
     """A step's lookup in one line."""
     head = f"{event.phase.value} {event.index + 1}"
     token = f" {event.token!r}" if event.token else ""
@@ -57,6 +76,9 @@ def row(event: Looked) -> str:
         f"{head}{token}: document {100 * event.share:.0f} %, {event.loaded_blocks} blocks, "
         f"{1000 * event.seconds:.0f} ms"
     ]
+    bar = strip(event.mass, plain=plain)
+    if bar:
+        parts.append(f"[{bar}]")
     for passage in event.passages:
         parts.append(f"{place(passage)} {100 * passage.score:.1f} % {_short(passage.text)}")
     return "; ".join(parts)

@@ -49,7 +49,7 @@ def test_turns_stand_in_the_memory_word_for_word(kind):
         assert conversation.tokens == sum(turn.tokens for turn in conversation.turns)
         assert [turn.answer for turn in conversation.turns] == [first, second]
     prompt = reader.prompt
-    said = len(prompt.question_ids("And where?")) + len(prompt.plain_ids(second.text))
+    said = len(prompt.plain_ids("And where?")) + len(prompt.plain_ids(second.text))
     assert conversation.turns[1].tokens > said + len(prompt.closing)
 
 

@@ -17,7 +17,18 @@ from infllm_cli.commands.groups import (
 )
 from infllm_cli.commands.shared import open_started, open_stdin
 from infllm_cli.interrupts import clean_end
-from infllm_cli.options import EXIT_CODES, Encoding, EvidenceCount, File, Files, Json, Quiet, Stats
+from infllm_cli.options import (
+    EXIT_CODES,
+    Encoding,
+    EvidenceCount,
+    EvidenceHtml,
+    File,
+    Files,
+    HeatmapFile,
+    Json,
+    Quiet,
+    Stats,
+)
 
 ABOUT = "Read FILE once and answer each QUESTION; answers go to standard output."
 EXAMPLES = """\b
@@ -27,6 +38,7 @@ Examples:
   cat notes/*.md | infllm ask - "What was decided about the roof?"
   infllm ask report.md "What changed?" -f appendix.md -f notes.txt
   infllm ask server.log "When did the disk fill up?" --evidence 3
+  infllm ask book.txt "Who is Ahab?" --evidence-html ahab.html
   infllm ask book.txt "Who is Ahab?" --json | jq -r '.answers[0].answer'
 """
 
@@ -48,6 +60,8 @@ def ask(
     encoding: Encoding = None,
     sampling: SamplingFlags = SamplingFlags(),  # noqa: B008
     evidence: EvidenceCount = 0,
+    evidence_html: EvidenceHtml = None,
+    heatmap: HeatmapFile = None,
     stats: Stats = False,
     as_json: Json = False,
     quiet: Quiet = False,
@@ -86,6 +100,8 @@ def ask(
             sizes=sizes,
             evidence=evidence,
             as_json=as_json,
+            evidence_html=evidence_html,
+            heatmap=heatmap,
         )
         run_ask(request, console, sys.stdout)
 

@@ -225,15 +225,19 @@ class LayerMemory:
     def _account(self, weights: Tensor, blocks: Tensor | None, lead: int, step: Step) -> None:
         """Add the weights [H_kv, G * L, T] of this step to the mass per absolute position."""
         per_key = weights.sum(dim=1).to(step.mass.device)  # [H_kv, T]
+        mass = step.mass
+        if step.by_layer is not None:
+            mass = step.by_layer[self.geometry.index] = torch.zeros_like(step.mass)
         window = self.window
-        step.mass[window.start : window.end] += per_key[:, lead:].sum(dim=0)
-        if lead == 0:
-            return
-        sink_tokens, size = self.config.sink_tokens, self.config.block_tokens
-        step.mass[:sink_tokens] += per_key[:, :sink_tokens].sum(dim=0)
-        if blocks is not None:
-            positions = sink_tokens + blocks[..., None] * size + torch.arange(size)
-            step.mass.index_add_(0, positions.flatten(), per_key[:, sink_tokens:lead].flatten())
+        mass[window.start : window.end] += per_key[:, lead:].sum(dim=0)
+        if lead:
+            sink_tokens, size = self.config.sink_tokens, self.config.block_tokens
+            mass[:sink_tokens] += per_key[:, :sink_tokens].sum(dim=0)
+            if blocks is not None:
+                positions = sink_tokens + blocks[..., None] * size + torch.arange(size)
+                mass.index_add_(0, positions.flatten(), per_key[:, sink_tokens:lead].flatten())
+        if step.by_layer is not None:
+            step.mass += mass
 
     # -- eviction ---------------------------------------------------------------------------
 

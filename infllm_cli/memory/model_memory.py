@@ -33,6 +33,7 @@ class ModelMemory:
     ) -> None:
         self.config = config
         self.tokens = 0
+        self.watch_layers = False  # whether steps tell the attention of each layer apart
         self._asked = 0  # questions that are open, one within the other
         # A model that slides in every layer would forget everything: there the tiers replace the
         # sliding window, within the distances it was trained on.
@@ -56,6 +57,7 @@ class ModelMemory:
         step = Step(phase, self.tokens, length, keep_from)
         if phase is not Phase.READ:
             step.mass = torch.zeros(step.end)
+            step.by_layer = {} if self.watch_layers else None
         return step
 
     def finish(self, step: Step) -> None:

@@ -28,6 +28,7 @@ class Step:
             token while asking and answering), or None.
         mass: [start + length] float32 attention mass per absolute position, summed over layers,
             heads and queries; None while reading, where nobody looks at it.
+        by_layer: the same mass for each layer index apart, where somebody wants to see it.
         block_share: [layers, blocks] mass of each stored block as the exact lookup saw it, filled
             by layer index; None where the lookup was not exact.
     """
@@ -37,6 +38,7 @@ class Step:
     length: int
     keep_from: int | None = None
     mass: Tensor | None = None
+    by_layer: dict[int, Tensor] | None = None
     loaded: dict[int, Tensor] = field(default_factory=dict)
     block_mass: dict[int, Tensor] = field(default_factory=dict)
     _tables: dict[tuple[int, int, int], Table] = field(default_factory=dict)
