@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from infllm_cli.memory.config import MemoryConfig
     from infllm_cli.reader import Memory, Reader
     from infllm_cli.sampling import AnswerOptions
+    from infllm_cli.summarizing import SummaryOptions
 
 __all__ = [
     "Answer",
@@ -20,6 +21,7 @@ __all__ = [
     "Memory",
     "MemoryConfig",
     "Reader",
+    "SummaryOptions",
     "load_document",
 ]
 
@@ -30,6 +32,7 @@ _HOMES = {
     "Memory": "reader",
     "MemoryConfig": "memory.config",
     "Reader": "reader",
+    "SummaryOptions": "summarizing",
     "load_document": "document",
 }
 

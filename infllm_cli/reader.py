@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -32,6 +33,10 @@ from infllm_cli.sampling import Answering, AnswerOptions
 from infllm_cli.tokens import Tokens
 from infllm_cli.wording import size
 from infllm_cli.words import WordIndex
+
+if TYPE_CHECKING:
+    from infllm_cli.digests import Summary
+    from infllm_cli.summarizing import SummaryOptions
 
 # Tokens kept free for question and answer when a document might just fit as a whole.
 RESERVE_TOKENS = 512
@@ -294,6 +299,15 @@ class Reader:
                 on_event(event)
         assert answer is not None
         return answer
+
+    # -- summarizing --------------------------------------------------------------------------
+
+    def summarize(self, memory: Memory, options: SummaryOptions | None = None) -> Summary:
+        """Summarize a document that has been read; see `infllm_cli.summarizing`."""
+        from infllm_cli.summarizing import Summarizing, SummaryOptions
+
+        *_, summary = Summarizing(self, memory, options or SummaryOptions()).steps()
+        return summary
 
     # -- one pass ----------------------------------------------------------------------------
 

@@ -151,8 +151,7 @@ def test_layers_that_forget_are_given_the_piece_again():
 
 def test_a_tiny_model_is_not_trusted_with_its_own_words(reader):
     memory = read_text(reader, words_for(100, reader))
-    summary, _ = summarize(reader, memory, words=30)
-    assert summary.quoted
+    assert reader.summarize(memory, SummaryOptions(words=30)).quoted
 
 
 @pytest.mark.parametrize("options", [{"words": 9}, {"words": 5001}, {"focus": " "}])
