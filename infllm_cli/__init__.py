@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from infllm_cli.memory.config import MemoryConfig
     from infllm_cli.reader import Memory, Reader
     from infllm_cli.sampling import AnswerOptions
-    from infllm_cli.summarizing import SummaryOptions
+    from infllm_cli.summary_options import SummaryOptions
 
 __all__ = [
     "Answer",
@@ -32,7 +32,7 @@ _HOMES = {
     "Memory": "reader",
     "MemoryConfig": "memory.config",
     "Reader": "reader",
-    "SummaryOptions": "summarizing",
+    "SummaryOptions": "summary_options",
     "load_document": "document",
 }
 

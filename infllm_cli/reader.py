@@ -36,7 +36,7 @@ from infllm_cli.words import WordIndex
 
 if TYPE_CHECKING:
     from infllm_cli.digests import Summary
-    from infllm_cli.summarizing import SummaryOptions
+    from infllm_cli.summary_options import SummaryOptions
 
 # Tokens kept free for question and answer when a document might just fit as a whole.
 RESERVE_TOKENS = 512
@@ -304,7 +304,8 @@ class Reader:
 
     def summarize(self, memory: Memory, options: SummaryOptions | None = None) -> Summary:
         """Summarize a document that has been read; see `infllm_cli.summarizing`."""
-        from infllm_cli.summarizing import Summarizing, SummaryOptions
+        from infllm_cli.summarizing import Summarizing
+        from infllm_cli.summary_options import SummaryOptions
 
         *_, summary = Summarizing(self, memory, options or SummaryOptions()).steps()
         return summary

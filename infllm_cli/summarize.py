@@ -11,7 +11,8 @@ from infllm_cli.errors import Interrupted, UsageError
 from infllm_cli.keeping import Keeper
 from infllm_cli.reader import RESERVE_TOKENS, Memory, Reader
 from infllm_cli.reading import Source, kept, load_reader, open_memory
-from infllm_cli.summarizing import Summarizing, SummaryOptions
+from infllm_cli.summarizing import Summarizing
+from infllm_cli.summary_options import SummaryOptions
 from infllm_cli.telling import distinct_4grams
 from infllm_cli.wording import visible
 

@@ -11,10 +11,9 @@ and the parts, in as many passes as it takes, into the whole. Two ways of wordin
 
 from __future__ import annotations
 
-import enum
 import time
 from collections.abc import Generator, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -22,7 +21,6 @@ import numpy as np
 from infllm_cli.candidates import sentences_by_piece
 from infllm_cli.digests import Digest, PassDone, PieceTold, Summary, groups_of
 from infllm_cli.drafts import Draft, Source, push
-from infllm_cli.errors import UsageError
 from infllm_cli.evidence import Passage
 from infllm_cli.likelihood import can_judge
 from infllm_cli.memory.excerpt import excerpt
@@ -30,6 +28,7 @@ from infllm_cli.memory.model_memory import ModelMemory
 from infllm_cli.memory.step import Phase, Step
 from infllm_cli.parts import MOST_TOKENS, Part, Piece, divide
 from infllm_cli.sentences import split_sentences
+from infllm_cli.summary_options import SummaryOptions, Wording
 from infllm_cli.telling import Candidate, Vocabulary, choose, most_named, overlap
 
 if TYPE_CHECKING:
@@ -37,45 +36,14 @@ if TYPE_CHECKING:
 
 # From here on a model's own words are taken by default.
 OWN_WORDS_PARAMETERS = 1_000_000_000
-LENGTHS = {"short": 60, "medium": 150, "long": 400}
 PIECE_WORDS = 60
 LINE_WORDS = 25
 # Sentences taken apart name people at random: from this length on a line says who matters.
 LEAST_NAMED, MOST_NAMED = 100, 8
-LEAST_WORDS, MOST_WORDS = 10, 5000
 # What a pass takes as one: so much a small model still has in view.
 GROUP_WORDS = 700
 RESERVE_TOKENS = 512
 WHAT_MATTERS = "What is the most important thing that happens?"
-
-
-class Wording(enum.Enum):
-    """Whose words a summary is made of."""
-
-    AUTO = "auto"
-    OWN = "own"  # the model's
-    QUOTED = "quoted"  # the document's
-
-
-@dataclass(frozen=True, slots=True)
-class SummaryOptions:
-    """What is wanted.
-
-    Raises:
-        UsageError: a value out of range, naming the flag.
-    """
-
-    words: int = LENGTHS["medium"]
-    focus: str | None = None
-    wording: Wording = Wording.AUTO
-    outline: bool = False  # the parts alone, not the whole
-
-    def __post_init__(self) -> None:
-        """Refuse what is no length."""
-        if not LEAST_WORDS <= self.words <= MOST_WORDS:
-            raise UsageError(f"--words is {self.words}; choose {LEAST_WORDS} to {MOST_WORDS:,}.")
-        if self.focus is not None and not self.focus.strip():
-            raise UsageError("--focus is empty; say what to look for.")
 
 
 class Summarizing:
@@ -227,7 +195,9 @@ class Summarizing:
         """Ask what matters: mass [n] per token of the piece beyond what any request draws."""
         reader, prompt = self.reader, self.reader.prompt
         push(reader, state, Phase.READ, prompt.turn)
-        neutral, _ = push(reader, state, Phase.ASK, prompt.task_ids())
+        # An answer is to be in a few words; a summary is not.
+        task = prompt.plain_ids("\n\n") if self.own else prompt.task_ids()
+        neutral, _ = push(reader, state, Phase.ASK, task)
         focus = self.options.focus
         question = f"What does the text say about {focus}?" if focus else WHAT_MATTERS
         if self.own:

@@ -13,7 +13,8 @@ from infllm_cli.errors import UsageError
 from infllm_cli.memory.excerpt import excerpt
 from infllm_cli.memory.model_memory import ModelMemory
 from infllm_cli.memory.step import Phase
-from infllm_cli.summarizing import Summarizing, SummaryOptions, Wording
+from infllm_cli.summarizing import Summarizing
+from infllm_cli.summary_options import SummaryOptions, Wording
 
 B = SMALL.block_tokens
 
@@ -230,3 +231,16 @@ def test_neighbours_are_grouped_and_never_one_alone():
             groups = groups_of(digests, 700)
             assert [d.pieces[0] for group in groups for d in group] == list(range(count))
             assert all(len(group) > 1 for group in groups)
+
+
+@pytest.mark.parametrize("wording", [Wording.QUOTED, Wording.OWN])
+@pytest.mark.parametrize(
+    "text",
+    ["Hello", "x = 1\n", "| a | b |\n|---|---|\n", "\n\n???\n\n", "本" * 300, "é\u0301 " * 99],
+)
+def test_whatever_the_document_a_summary_comes_and_is_no_longer_than_asked(reader, text, wording):
+    memory = read_text(reader, text)
+    summary, _ = summarize(reader, memory, 64, words=20, wording=wording)
+    assert summary.text.strip() and len(summary.text.split()) < 60
+    outline, _ = summarize(reader, memory, 64, outline=True)
+    assert len(outline.text.split("\n")) == len(outline.parts)

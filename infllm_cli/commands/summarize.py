@@ -71,7 +71,7 @@ def summarize(
         document = open_document(console, [file, *(more_files or [])], encoding)
         from infllm_cli.reading import Source
         from infllm_cli.summarize import SummarizeRequest, run_summarize
-        from infllm_cli.summarizing import LENGTHS, SummaryOptions, Wording
+        from infllm_cli.summary_options import LENGTHS, SummaryOptions, Wording
 
         request = SummarizeRequest(
             source=Source(document, model, limits, sizes),
