@@ -81,7 +81,7 @@ def run_ask(request: AskRequest, console: Console, out: TextIO) -> None:
         document,
         reserve_tokens=reader.reserve_for(request.questions, options),
         # Sizes given by hand are meant for the tiers.
-        allow_whole=all(size is None for size in sizes.values()),
+        allow_whole=not request.sizes.given,
         host_limit_bytes=limits.host,
         disk_bytes=disk_room(Shelf(memories_folder(cache_dir)), limits.disk),
     )

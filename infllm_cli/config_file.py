@@ -33,6 +33,7 @@ SETTINGS: dict[str, str | tuple[str, ...]] = {
     "host-limit": TEXT,
     "disk-limit": TEXT,
     "save": SWITCH,
+    "store": ("full", "int8", "fp8", "int4"),
     "memory-budget": TEXT,
     "window": WHOLE,
     "sinks": WHOLE,

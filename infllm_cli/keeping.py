@@ -67,7 +67,7 @@ class Keeper:
         self._wrote = time.monotonic()
         self._took = 0.0  # seconds, the last checkpoint
         need = needed(reader, memory)
-        self._pressed = need.host_bytes > limits.host
+        self._pressed = need.host_peak_bytes > limits.host
         try:
             if limits.save:
                 self._find(reader, cache_dir, progress)
@@ -145,7 +145,7 @@ class Keeper:
     def _plan_spilling(self, need: budget.Need) -> None:
         """Have a folder for the blocks that do not fit the RAM."""
         segment = self.memory.state.segment_bytes
-        wanted = need.host_bytes - self.limits.host + segment
+        wanted = need.host_peak_bytes - self.limits.host + segment
         self.shelf.make_room(self.limits.budget, self._free_for(wanted), self.key)
         try:
             self._spill = self.shelf.spill_folder()

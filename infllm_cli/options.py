@@ -23,6 +23,15 @@ class Dtype(str, enum.Enum):
     F32 = "f32"
 
 
+class StoreChoice(str, enum.Enum):
+    """Choices of --store."""
+
+    FULL = "full"
+    INT8 = "int8"
+    FP8 = "fp8"
+    INT4 = "int4"
+
+
 class AnsweringChoice(str, enum.Enum):
     """Choices of --answering."""
 
@@ -146,6 +155,16 @@ ReadBlocks = Annotated[
 Chunk = Annotated[
     int | None,
     typer.Option(envvar="INFLLM_CHUNK", help="Tokens per reading step.", rich_help_panel=ADVANCED),
+]
+Store = Annotated[
+    StoreChoice,
+    typer.Option(
+        "--store",
+        envvar="INFLLM_STORE",
+        help="How keys and values are kept. full: as the model makes them; int8, fp8: about half "
+        "of 16 bits; int4: about a quarter.",
+        rich_help_panel=LIMITS,
+    ),
 ]
 RereadTokens = Annotated[
     int,

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -119,7 +120,7 @@ class Reader:
         dtype: str = "auto",
         cache_dir: Path | None = None,
         progress: Callable[[str, int, int], None] | None = None,
-        **sizes: int | None,
+        **sizes: Any,
     ) -> Reader:
         """Find (fetch, convert) and load a model.
 
@@ -208,7 +209,7 @@ class Reader:
         ]
         context = len(self.prompt.prefix) + tokens
         value_bytes = self.loaded.dtype.itemsize
-        needed = budget.infllm(layers, value_bytes, self.config, context).host_bytes
+        needed = budget.infllm(layers, value_bytes, self.config, context).host_peak_bytes
         least = budget.least_host_bytes(layers, value_bytes, self.config)
         if not budget.fits_host_and_disk(needed, least, times * limit, times * disk):
             about = "about " if times > 1 else ""

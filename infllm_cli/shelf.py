@@ -21,7 +21,7 @@ from typing import IO, Any
 from infllm_cli.checksums import PARTIAL, FileRecord
 from infllm_cli.errors import UsageError
 
-FORMAT = 1  # of the files of a memory; part of its key as well
+FORMAT = 2  # of the files of a memory; part of its key as well
 MANIFEST = "memory.json"
 LOCK = "lock"
 SPILLED = "spilled-"  # folders of blocks that are not kept, only out of the RAM

@@ -31,6 +31,8 @@ _NAMES = {
     torch.int32: "I32",
     torch.int16: "I16",
     torch.uint8: "U8",
+    torch.int8: "I8",
+    torch.float8_e4m3fn: "F8_E4M3",
 }
 _DTYPES = {name: dtype for dtype, name in _NAMES.items()}
 

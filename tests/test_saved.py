@@ -160,7 +160,7 @@ def test_the_files_are_ordinary_safetensors(cache, reader):
         [layer, *_] = found.memory.state.tiered
         keys = layer.arena.stretch(0, blocks * 16)[0]
     paths = sorted(memories_folder(cache).glob("*/segment-*.safetensors"))
-    stored = [load_file(path)["0.keys"] for path in paths]
+    stored = [load_file(path)["0.keys.codes"] for path in paths]
     assert len(stored) == -(-blocks // 6) > 3
     assert torch.equal(torch.cat(stored, dim=1).flatten(1, 2), keys)
 

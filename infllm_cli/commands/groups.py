@@ -30,6 +30,8 @@ from infllm_cli.options import (
     Save,
     Seed,
     Sinks,
+    Store,
+    StoreChoice,
     Temperature,
     TopP,
     Window,
@@ -111,22 +113,32 @@ class KeepFlags:
 
 @dataclass(frozen=True)
 class SizeFlags:
-    """Sizes of the memory; None means the default."""
+    """Sizes of the memory, None means the default; and how it is stored."""
 
     window: Window = None
     sinks: Sinks = None
     blocks: Blocks = None
     read_blocks: ReadBlocks = None
     chunk: Chunk = None
+    store: Store = StoreChoice.INT8
 
-    def as_dict(self) -> dict[str, int | None]:
+    @property
+    def given(self) -> bool:
+        """Whether any size was given by hand."""
+        sizes = (self.window, self.sinks, self.blocks, self.read_blocks, self.chunk)
+        return any(size is not None for size in sizes)
+
+    def as_dict(self) -> dict[str, Any]:
         """By the names of `MemoryConfig`."""
+        from infllm_cli.memory.codecs import Codec
+
         return {
             "window_tokens": self.window,
             "sink_tokens": self.sinks,
             "answer_blocks": self.blocks,
             "read_blocks": self.read_blocks,
             "chunk_tokens": self.chunk,
+            "codec": Codec(self.store.value),
         }
 
 

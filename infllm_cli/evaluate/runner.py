@@ -86,7 +86,7 @@ class EvalRequest:
     candidates: int
     contrast: float
     as_json: bool
-    sizes: dict[str, int | None]
+    sizes: dict[str, Any]
 
 
 def run_eval(request: EvalRequest, console: Console, out: TextIO) -> None:

@@ -11,12 +11,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from infllm_cli.kernels.store_codec import Packed, pack_keys, pack_values, pick, unpack
+from infllm_cli.memory import codecs
+from infllm_cli.memory.codecs import Codec
+
 SEGMENT_BLOCKS = 64  # as in `MemoryConfig`
 
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """Un-rotated keys [H_kv, n, B, d] and values [H_kv, n, B, d_v] of n blocks.
+    """Un-rotated keys [H_kv, n, B, d] and values [H_kv, n, B, d_v] of n blocks, as stored.
 
     Contiguous per KV head, so that an exact scan streams.
 
@@ -26,31 +30,36 @@ class Segment:
             None where they may stay.
     """
 
-    keys: Tensor
-    values: Tensor
+    keys: Packed
+    values: Packed
     mapped: bool = False
     release: Callable[[], None] | None = None
 
     @property
     def blocks(self) -> int:
         """Number of blocks."""
-        return self.keys.shape[1]
+        return self.keys.blocks
 
     @property
     def nbytes(self) -> int:
         """Bytes of keys and values."""
         return self.keys.nbytes + self.values.nbytes
 
-    def first(self, blocks: int) -> Segment:
-        """The first `blocks` blocks, not copied."""
-        return Segment(self.keys[:, :blocks], self.values[:, :blocks], self.mapped, self.release)
+    def cut(self, blocks: slice) -> Segment:
+        """Some of the blocks, not copied."""
+        return Segment(self.keys.cut(blocks), self.values.cut(blocks), self.mapped, self.release)
 
 
 class BlockArena:
     """The sealed blocks of a layer: full segments, and a tail that is being filled.
 
-    A segment, once full, is never written again, so it may be replaced by the same numbers from a
-    file (`place`) at any time between two steps.
+    The tail is as the model made it; a segment, once full, is packed by the codec and never written
+    again, so it may be replaced by the same numbers from a file (`place`) at any time between two
+    steps.
+
+    Attributes:
+        temporary: what is appended now will be forgotten again: it is not worth packing, and what
+            was a tail must be one again.
     """
 
     def __init__(
@@ -61,8 +70,11 @@ class BlockArena:
         value_dim: int,
         dtype: torch.dtype,
         segment_blocks: int = SEGMENT_BLOCKS,
+        codec: Codec = Codec.FULL,
     ) -> None:
         self.count = 0
+        self.codec = codec
+        self.temporary = False
         self.block_tokens = block_tokens
         self.segment_blocks = segment_blocks
         self.segments: list[Segment] = []
@@ -84,16 +96,27 @@ class BlockArena:
         """Blocks in segments; the others are in the tail."""
         return self._starts[-1] + self.segments[-1].blocks if self.segments else 0
 
+    def _block_bytes(self, codec: Codec) -> int:
+        dims = (self._key_shape[-1], self._value_shape[-1])
+        size = self._dtype.itemsize
+        return codecs.block_bytes(codec, self.kv_heads, self.block_tokens, *dims, size)
+
     @property
     def block_bytes(self) -> int:
-        """Bytes of a block."""
-        per_token = self.kv_heads * (self._key_shape[-1] + self._value_shape[-1])
-        return per_token * self.block_tokens * self._dtype.itemsize
+        """Bytes of a block of the tail."""
+        return self._block_bytes(Codec.FULL)
+
+    @property
+    def segment_bytes(self) -> int:
+        """Bytes of a full segment."""
+        constants = codecs.segment_bytes(self.codec, self.kv_heads, self._key_shape[-1])
+        return self.segment_blocks * self._block_bytes(self.codec) + constants
 
     @property
     def host_bytes(self) -> int:
         """Bytes of the blocks in memory of our own."""
-        return self.count * self.block_bytes - self.mapped_bytes
+        held = sum(segment.nbytes for segment in self.segments if not segment.mapped)
+        return held + (self.count - self.sealed) * self.block_bytes
 
     @property
     def mapped_bytes(self) -> int:
@@ -104,7 +127,7 @@ class BlockArena:
     def tail(self) -> Segment | None:
         """The blocks that no segment holds yet."""
         filled = self.count - self.sealed
-        return self._tail.first(filled) if self._tail is not None and filled else None
+        return self._tail.cut(slice(filled)) if self._tail is not None and filled else None
 
     def parts(self) -> Iterator[Segment]:
         """All blocks in document order, a segment at a time, the tail last."""
@@ -115,21 +138,29 @@ class BlockArena:
     def stretch(self, first: int, last: int) -> tuple[Tensor, Tensor]:
         """Keys and values [H_kv, last - first, d] of tokens, counted from the first block on.
 
-        Copied, but where they lie in one part in memory.
+        Copied, but where they lie in one part in memory as the model made them.
         """
         assert 0 <= first <= last <= self.count * self.block_tokens
         found = []
         index = max(0, bisect_right(self._starts, first // self.block_tokens) - 1)
         while first < last:
-            inside = index < len(self.segments)
-            part = self.segments[index] if inside else self.tail
-            start = (self._starts[index] if inside else self.sealed) * self.block_tokens
+            full = index < len(self.segments)
+            part = self.segments[index] if full else self.tail
+            start = (self._starts[index] if full else self.sealed) * self.block_tokens
             size = part.blocks * self.block_tokens
             tokens = slice(first - start, min(last - start, size))
             index += 1
             if first - start >= size:  # behind the last segment
                 continue
-            pair = [x.flatten(1, 2)[:, tokens] for x in (part.keys, part.values)]
+            held = slice(tokens.start // self.block_tokens, -(-tokens.stop // self.block_tokens))
+            inside = slice(
+                tokens.start - held.start * self.block_tokens,
+                tokens.stop - held.start * self.block_tokens,
+            )
+            pair = [
+                unpack(packed.cut(held), self._dtype).flatten(1, 2)[:, inside]
+                for packed in (part.keys, part.values)
+            ]
             if part.release is not None:
                 pair = [x.clone() for x in pair]
                 part.release()
@@ -148,17 +179,31 @@ class BlockArena:
         """Keys and values [H_kv, n * B, d] of blocks [H_kv, n], chosen per KV head."""
         kv_heads, chosen = blocks.shape
         parts = list(self.parts())
-        keys, values = [], []
+        found = []
         for head, row in enumerate(blocks.tolist()):
             for block in row:
                 index = bisect_right(self._starts, block) - 1
                 start, part = (self._starts[index], parts[index]) if index >= 0 else (0, parts[0])
                 if block - start >= part.blocks:  # behind the last segment
                     start, part = self.sealed, parts[-1]
-                keys.append(part.keys[head, block - start])
-                values.append(part.values[head, block - start])
+                found.append((part, head, block - start))
         shape = (kv_heads, chosen * self.block_tokens, -1)
-        return torch.stack(keys).view(shape), torch.stack(values).view(shape)
+        keys = self._unpacked([(part.keys, head, at) for part, head, at in found])
+        values = self._unpacked([(part.values, head, at) for part, head, at in found])
+        return keys.view(shape), values.view(shape)
+
+    def _unpacked(self, found: list[tuple[Packed, int, int]]) -> Tensor:
+        """Blocks (head, index) of different parts [m] -> [m, B, d]; all of a kind at once."""
+        kinds = [packed.kind for packed, _, _ in found]
+        together = []
+        for kind in dict.fromkeys(kinds):
+            same = [one for one in found if one[0].kind == kind]
+            together.append(unpack(pick(same), self._dtype)[:, 0])
+        if len(together) == 1:
+            return together[0]
+        order = sorted(range(len(found)), key=lambda i: list(dict.fromkeys(kinds)).index(kinds[i]))
+        mixed = torch.cat(together)
+        return torch.empty_like(mixed).index_copy_(0, torch.tensor(order), mixed)
 
     # -- filling ----------------------------------------------------------------------------
 
@@ -171,15 +216,15 @@ class BlockArena:
         done = 0
         while done < blocks:
             if self._tail is None:
+                shapes = (self._key_shape, self._value_shape)
                 self._tail = Segment(
-                    _own_pages(self._key_shape, self._dtype),
-                    _own_pages(self._value_shape, self._dtype),
+                    *(Packed("full", s[-1], _own_pages(s, self._dtype)) for s in shapes)
                 )
             filled = self.count - self.sealed
             taken = min(blocks - done, self.segment_blocks - filled)
             slots, new = slice(filled, filled + taken), slice(done, done + taken)
-            self._tail.keys[:, slots].copy_(keys[:, new])
-            self._tail.values[:, slots].copy_(values[:, new])
+            self._tail.keys.codes[:, slots].copy_(keys[:, new])
+            self._tail.values.codes[:, slots].copy_(values[:, new])
             self.count += taken
             done += taken
             if filled + taken == self.segment_blocks:
@@ -190,8 +235,15 @@ class BlockArena:
         tail = self.tail
         if tail is not None:
             self._starts.append(self.sealed)
-            self.segments.append(tail)
+            self.segments.append(tail if self.temporary else self._packed(tail))
         self._tail = None
+
+    def _packed(self, tail: Segment) -> Segment:
+        if self.codec is Codec.FULL:
+            return tail
+        kind = self.codec.value
+        keys = pack_keys(tail.keys.codes, kind).map(_in_own_pages)
+        return Segment(keys, pack_values(tail.values.codes, kind).map(_in_own_pages))
 
     def place(self, index: int, segment: Segment) -> None:
         """Put the same blocks, or the next ones, in place of segment `index`."""
@@ -213,9 +265,14 @@ class BlockArena:
             self._tail = None
             if count > start:  # a full one that was a tail when it held `count`
                 assert not segment.mapped and segment.blocks == self.segment_blocks
+                assert segment.keys.kind == "full", "what may be forgotten is not packed"
                 self._tail = segment
                 break
         self.count = count
+
+
+def _in_own_pages(tensor: Tensor) -> Tensor:
+    return _own_pages(tensor.shape, tensor.dtype).copy_(tensor)
 
 
 def _own_pages(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:

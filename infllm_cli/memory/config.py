@@ -6,6 +6,7 @@ import enum
 from dataclasses import dataclass, fields, replace
 
 from infllm_cli.errors import UsageError
+from infllm_cli.memory.codecs import Codec
 
 
 class Lookup(enum.Enum):
@@ -33,6 +34,7 @@ class MemoryConfig:
     segment_blocks: int = 64  # blocks of a layer that are written to disk together
     read_lookup: Lookup = Lookup.REPRESENTATIVES
     answer_lookup: Lookup = Lookup.EXACT
+    codec: Codec = Codec.INT8  # how sealed blocks are stored
 
     def __post_init__(self) -> None:
         """Refuse sizes that no memory could hold."""

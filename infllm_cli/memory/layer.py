@@ -132,6 +132,7 @@ class LayerMemory:
             g.value_dim,
             g.dtype,
             config.segment_blocks,
+            config.codec,
         )
         self.representatives = Representatives(
             g.kv_heads, config.representatives_per_block, g.head_dim, g.device
@@ -343,6 +344,7 @@ class LayerMemory:
         self._mark = _Mark(
             w.start, w.first, w.last, self.arena.count, self.sinks, self.whole_tokens
         )
+        self.arena.temporary = True
 
     def _before_loss(self) -> None:
         """Copy the window before slots of the marked state are moved or given up."""
@@ -361,6 +363,7 @@ class LayerMemory:
             assert self.window.start == mark.start
             self.window.last = mark.last
         self.arena.truncate(mark.blocks)
+        self.arena.temporary = False
         self.representatives.truncate(mark.blocks)
         self.sinks = mark.sinks
         self.whole_tokens = mark.whole_tokens

@@ -7,6 +7,8 @@ from torch import Tensor
 
 from infllm_cli.kernels.block_mass import block_mass
 from infllm_cli.kernels.exact_lookup import exact_lookup_parts
+from infllm_cli.kernels.packed_lookup import packed_lookup
+from infllm_cli.kernels.store_codec import FULL
 from infllm_cli.memory.blocks import BlockArena, Segment
 from infllm_cli.memory.representatives import Representatives
 
@@ -30,8 +32,8 @@ def exact(q: Tensor, arena: BlockArena, scaling: float, blocks: int) -> tuple[Te
     """
     folded = (q.float() * scaling).to(q.dtype).reshape(arena.kv_heads, -1, q.shape[-1]).cpu()
     parts = list(arena.parts())
-    if all(part.release is None for part in parts):
-        lse, _ = exact_lookup_parts(folded, [part.keys for part in parts])
+    if all(part.release is None and part.keys.kind == FULL for part in parts):
+        lse, _ = exact_lookup_parts(folded, [part.keys.codes for part in parts])
     else:
         lse = torch.cat([_scan(folded, part) for part in parts], dim=-1)
     mass = block_mass(lse)
@@ -39,7 +41,7 @@ def exact(q: Tensor, arena: BlockArena, scaling: float, blocks: int) -> tuple[Te
 
 
 def _scan(folded: Tensor, part: Segment) -> Tensor:
-    lse, _ = exact_lookup_parts(folded, [part.keys])
+    lse, _ = packed_lookup(folded, part.keys)
     if part.release is not None:
         part.release()
     return lse

@@ -118,7 +118,7 @@ class ModelMemory:
     @property
     def segment_bytes(self) -> int:
         """Bytes of a full segment of all layers."""
-        return sum(x.arena.block_bytes for x in self.tiered) * self.config.segment_blocks
+        return sum(layer.arena.segment_bytes for layer in self.tiered)
 
     @property
     def mapped_bytes(self) -> int:
