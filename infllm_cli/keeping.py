@@ -63,6 +63,7 @@ class Keeper:
         self._place: Place | None = None
         self._spill: Place | None = None
         self._writer: Writer | None = None
+        self._filled = 0  # segments
         self._mapped = 0  # segments, from the first on
         self._wrote = time.monotonic()
         self._took = 0.0  # seconds, the last checkpoint
@@ -125,7 +126,7 @@ class Keeper:
             return
         record = place.record
         there = record.size if record is not None else 0
-        wanted = _saved_bytes(need, self.memory)
+        wanted = saved_size(need, self.memory)
         room = disk_room(self.shelf, self.limits.disk, self.key)
         reason = None
         if wanted > self.limits.budget:
@@ -168,6 +169,9 @@ class Keeper:
         Raises:
             CapacityError: there is no room in RAM, and the disk is full.
         """
+        if (filled := snapshot.segments_of(self.memory.state)) != self._filled:
+            self._filled = filled
+            machine.give_back_memory()  # of packing, and of the tail
         writer = self._writer
         if writer is None:
             return
@@ -317,6 +321,7 @@ def needed(reader: Reader, memory: Memory) -> budget.Need:
     )
 
 
-def _saved_bytes(need: budget.Need, memory: Memory) -> int:
+def saved_size(need: budget.Need, memory: Memory) -> int:
+    """Bytes that the files of a memory take, at most."""
     config, layers = memory.state.config, len(memory.state.layers)
     return budget.saved_bytes(need, config, layers, memory.prefix_tokens + len(memory.tokens))

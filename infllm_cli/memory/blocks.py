@@ -6,7 +6,7 @@ import math
 import mmap
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -242,8 +242,10 @@ class BlockArena:
         if self.codec is Codec.FULL:
             return tail
         kind = self.codec.value
-        keys = pack_keys(tail.keys.codes, kind).map(_in_own_pages)
-        return Segment(keys, pack_values(tail.values.codes, kind).map(_in_own_pages))
+        # A head at a time: what is computed on the way is float32, and several times as large.
+        keys = [pack_keys(head[None], kind) for head in tail.keys.codes]
+        values = [pack_values(head[None], kind) for head in tail.values.codes]
+        return Segment(_heads_in_own_pages(keys), _heads_in_own_pages(values))
 
     def place(self, index: int, segment: Segment) -> None:
         """Put the same blocks, or the next ones, in place of segment `index`."""
@@ -271,8 +273,17 @@ class BlockArena:
         self.count = count
 
 
-def _in_own_pages(tensor: Tensor) -> Tensor:
-    return _own_pages(tensor.shape, tensor.dtype).copy_(tensor)
+def _heads_in_own_pages(heads: list[Packed]) -> Packed:
+    """What was packed a KV head at a time, as one."""
+
+    def join(name: str, first: Tensor) -> Tensor:
+        joined = _own_pages((len(heads), *first.shape[1:]), first.dtype)
+        for index, head in enumerate(heads):
+            joined[index] = getattr(head, name)[0]
+        return joined
+
+    joined = {name: join(name, tensor) for name, tensor in heads[0].tensors().items()}
+    return replace(heads[0], **joined)
 
 
 def _own_pages(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
