@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 import torch
 
-from infllm_cli import speeds
+from infllm_cli import memory_file, speeds
 from infllm_cli.document import Document
 from infllm_cli.errors import CapacityError, Interrupted, UsageError
 from infllm_cli.events import Answer, Looked, TokenOut
@@ -35,7 +35,7 @@ JSON_SCHEMA = 1
 class AskRequest:
     """What the user asked for; without questions, to read."""
 
-    document: Document
+    document: Document | None
     model: ModelFlags
     limits: LimitFlags
     sizes: SizeFlags
@@ -43,6 +43,8 @@ class AskRequest:
     options: AnswerOptions = field(default_factory=AnswerOptions)
     evidence: int = 0
     as_json: bool = False
+    memory_files: list[Path] = field(default_factory=list)  # instead of a document
+    output: Path | None = None  # where a memory that has been read is written to
 
 
 def run_ask(request: AskRequest, console: Console, out: TextIO) -> None:
@@ -54,11 +56,13 @@ def run_ask(request: AskRequest, console: Console, out: TextIO) -> None:
         Interrupted: an answer was stopped; it has been written as far as it went.
     """
     options, sizes = request.options, request.sizes.as_dict()
-    if request.evidence < 0:
-        raise UsageError(f"--evidence is {request.evidence}; it is a number of passages.")
+    document, output = request.document, request.output
+    assert document is not None
+    check_request(request)
+    if output is not None:
+        memory_file.check_target(output)
     cache_dir = request.model.cache
     limits = request.limits.parsed()
-    document = request.document
     for file in document.parts or [document]:
         if file.encoding not in ("utf-8", "ascii"):
             console.note(f"{file.name} is read as {file.encoding}.")
@@ -71,11 +75,7 @@ def run_ask(request: AskRequest, console: Console, out: TextIO) -> None:
         progress=console.fetching,
         **sizes,
     )
-    if not reader.prompt.is_chat:
-        console.note(
-            f"{reader.loaded.name} has no chat template: it is asked in a plain form, as "
-            "'Question: ... Answer:'."
-        )
+    tell_plain_form(reader, console)
     console.stage("tokenizing")
     memory = reader.open(
         document,
@@ -85,8 +85,10 @@ def run_ask(request: AskRequest, console: Console, out: TextIO) -> None:
         host_limit_bytes=limits.host,
         disk_bytes=disk_room(Shelf(memories_folder(cache_dir)), limits.disk),
     )
+    if output is not None:
+        memory_file.check_room(output, reader, memory)
     if options.answering is Answering.PASSAGES:  # those need no memory
-        _ask_all(request, reader, memory, None, options, console, out)
+        ask_all(request, reader, memory, None, console, out)
         return
     with contextlib.closing(
         Keeper(reader, memory, cache_dir, limits, note=console.note, progress=console.fetching)
@@ -94,9 +96,28 @@ def run_ask(request: AskRequest, console: Console, out: TextIO) -> None:
         _read(reader, memory, keeper, console)
         _remember_speed(reader, memory, cache_dir)
         if request.questions:
-            _ask_all(request, reader, memory, keeper, options, console, out)
+            ask_all(request, reader, memory, keeper, console, out)
         else:
             _tell_saved(request, reader, memory, keeper, console, out)
+
+
+def check_request(request: AskRequest) -> None:
+    """Refuse what the options' own checks do not see.
+
+    Raises:
+        UsageError: see there.
+    """
+    if request.evidence < 0:
+        raise UsageError(f"--evidence is {request.evidence}; it is a number of passages.")
+
+
+def tell_plain_form(reader: Reader, console: Console) -> None:
+    """Say that a model is not asked as a chat."""
+    if not reader.prompt.is_chat:
+        console.note(
+            f"{reader.loaded.name} has no chat template: it is asked in a plain form, as "
+            "'Question: ... Answer:'."
+        )
 
 
 def _tell_saved(
@@ -108,13 +129,19 @@ def _tell_saved(
     out: TextIO,
 ) -> None:
     saved = keeper.saved_path()
+    written = request.output
+    if written is not None:
+        console.stage(f"writing {written}")
+        memory_file.write(written, reader, memory, request.model.cache, console.fetching)
     console.report(reader, memory, [], peak_bytes(reader, memory))
     if request.as_json:
-        out.write(json_line(as_json(reader, memory, keeper, [], 0), out))
+        out.write(json_line(as_json(reader, memory, keeper, [], 0, written), out))
+    elif written is not None:
+        out.write(f"{written}\n")
     elif saved is not None:
         out.write(f"{saved.name}\n")
     out.flush()
-    if saved is None:
+    if saved is None and written is None:
         raise CapacityError(f"{memory.document.name} has been read, but its memory is not saved.")
 
 
@@ -152,12 +179,11 @@ def _remember_speed(reader: Reader, memory: Memory, cache_dir: Path) -> None:
     )
 
 
-def _ask_all(
+def ask_all(
     request: AskRequest,
     reader: Reader,
     memory: Memory,
     keeper: Keeper | None,
-    options: AnswerOptions,
     console: Console,
     out: TextIO,
 ) -> None:
@@ -169,7 +195,7 @@ def _ask_all(
     answers: list[Answer] = []
     interrupted = False
     for number, question in enumerate(request.questions):
-        answer = _ask_one(reader, memory, question, options, console, out, request.as_json, number)
+        answer = _ask_one(reader, memory, question, request, console, out, number)
         answers.append(answer)
         if request.evidence:
             console.evidence(answer, request.evidence)
@@ -189,14 +215,14 @@ def _ask_one(
     reader: Reader,
     memory: Memory,
     question: str,
-    options: AnswerOptions,
+    request: AskRequest,
     console: Console,
     out: TextIO,
-    silent: bool,
     number: int,
 ) -> Answer:
     """Stream one answer; a Ctrl-C ends it where it is."""
     console.begin_answer(question)
+    silent = request.as_json
     live = console.shows_answer and not silent
     # A terminal obeys control characters, which the document may have taught the model.
     safe = visible if out.isatty() else str
@@ -204,7 +230,7 @@ def _ask_one(
         out.write("\n")
     written = ""
     answer = None
-    steps = reader.ask_steps(memory, question, options)
+    steps = reader.ask_steps(memory, question, request.options)
     try:
         for event in steps:
             if isinstance(event, Answer):
@@ -269,7 +295,12 @@ def _passage(passage: Passage, document: Document) -> dict[str, Any]:
 
 
 def as_json(
-    reader: Reader, memory: Memory, keeper: Keeper | None, answers: list[Answer], evidence: int
+    reader: Reader,
+    memory: Memory,
+    keeper: Keeper | None,
+    answers: list[Answer],
+    evidence: int,
+    written: Path | None = None,
 ) -> dict[str, Any]:
     """The object that `--json` prints."""
     document, loaded = memory.document, reader.loaded
@@ -322,6 +353,7 @@ def as_json(
             "disk_bytes": memory.state.mapped_bytes,
             "moved_to_disk": keeper is not None and keeper.moved,
             "saved": None if saved is None else {"key": saved.name, "path": str(saved)},
+            "file": None if written is None else str(written),
             "device_bytes_peak": peak_bytes(reader, memory),
             "config": reader.config.as_dict(),
         },

@@ -132,6 +132,16 @@ AnsweringOption = Annotated[
         "passages: those with the question's words alone, at once.",
     ),
 ]
+Output = Annotated[
+    Path | None,
+    typer.Option(
+        "--output",
+        "-o",
+        metavar="FILE.infllm",
+        help="Write the memory to a file as well, which can be moved and asked.",
+        show_default=False,
+    ),
+]
 Window = Annotated[
     int | None,
     typer.Option(envvar="INFLLM_WINDOW", help="Local window, tokens.", rich_help_panel=ADVANCED),

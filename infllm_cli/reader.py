@@ -186,9 +186,17 @@ class Reader:
         trained = self.loaded.trained_length
         # Whatever the question and its answer take: a saved memory is to serve all of them.
         whole = allow_whole and context + RESERVE_TOKENS <= trained
-        reserve_tokens = max(reserve_tokens, RESERVE_TOKENS)
         if host_limit_bytes is not None and not whole:
             self._check_limit(document, len(tokens.ids), host_limit_bytes, disk_bytes)
+        return self.empty(document, tokens, whole=whole, reserve_tokens=reserve_tokens)
+
+    def empty(
+        self, document: Document, tokens: Tokens, *, whole: bool, reserve_tokens: int
+    ) -> Memory:
+        """A memory of a document of which nothing has been read."""
+        context = len(self.prompt.prefix) + len(tokens.ids)
+        reserve_tokens = max(reserve_tokens, RESERVE_TOKENS)
+        trained = self.loaded.trained_length
         length = context + reserve_tokens if whole else self.config.context_tokens
         state = ModelMemory(
             self.loaded.layers_for(length),

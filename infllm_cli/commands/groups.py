@@ -125,21 +125,23 @@ class SizeFlags:
     @property
     def given(self) -> bool:
         """Whether any size was given by hand."""
-        sizes = (self.window, self.sinks, self.blocks, self.read_blocks, self.chunk)
-        return any(size is not None for size in sizes)
+        return any(size is not None for size in self.sizes().values())
 
-    def as_dict(self) -> dict[str, Any]:
+    def sizes(self) -> dict[str, int | None]:
         """By the names of `MemoryConfig`."""
-        from infllm_cli.memory.codecs import Codec
-
         return {
             "window_tokens": self.window,
             "sink_tokens": self.sinks,
             "answer_blocks": self.blocks,
             "read_blocks": self.read_blocks,
             "chunk_tokens": self.chunk,
-            "codec": Codec(self.store.value),
         }
+
+    def as_dict(self) -> dict[str, Any]:
+        """Sizes and codec, by the names of `MemoryConfig`."""
+        from infllm_cli.memory.codecs import Codec
+
+        return {**self.sizes(), "codec": Codec(self.store.value)}
 
 
 def grouped(command: Callable[..., None]) -> Callable[..., None]:

@@ -128,6 +128,12 @@ class MemoryConfig:
         config.check_fits(trained_length)
         return config
 
+    @classmethod
+    def from_dict(cls, values: dict[str, int | str]) -> MemoryConfig:
+        """What `as_dict` told of another one."""
+        kinds = {"read_lookup": Lookup, "answer_lookup": Lookup, "codec": Codec}
+        return cls(**{name: kinds.get(name, int)(value) for name, value in values.items()})
+
     def as_dict(self) -> dict[str, int | str]:
         """Plain values, for reports."""
         values = {f.name: getattr(self, f.name) for f in fields(self)}
