@@ -371,7 +371,13 @@ def _facts(
     if memory.whole:
         facts.append(("memory", "attended whole, no blocks"))
     else:
-        facts.append(("memory", f"{state.blocks} blocks of {state.config.block_tokens} per layer"))
+        facts.append(
+            (
+                "memory",
+                f"{state.blocks} blocks of {state.config.block_tokens} per layer, "
+                f"{state.config.codec.value}",
+            )
+        )
     facts.append(("host", size(state.host_bytes)))
     if state.mapped_bytes:
         facts.append(("disk", size(state.mapped_bytes)))
