@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from infllm_cli.console import Console
 
 JSON_SCHEMA = 1
+ANY = 2**62  # bytes of disk, where what they do not hold may be dropped
 
 
 @dataclass(frozen=True)
@@ -77,13 +78,14 @@ def run_ask(request: AskRequest, console: Console, out: TextIO) -> None:
     )
     tell_plain_form(reader, console)
     console.stage("tokenizing")
+    shelf = Shelf(memories_folder(cache_dir))
     memory = reader.open(
         document,
         reserve_tokens=reader.reserve_for(request.questions, options),
         # Sizes given by hand are meant for the tiers.
         allow_whole=not request.sizes.given,
         host_limit_bytes=limits.host,
-        disk_bytes=disk_room(Shelf(memories_folder(cache_dir)), limits.disk),
+        disk_bytes=ANY if limits.allow_drop else disk_room(shelf, limits.disk),
     )
     if output is not None:
         memory_file.check_room(output, reader, memory)
@@ -329,7 +331,7 @@ def as_json(
         "read": {
             "tokens": memory.read_tokens,
             "reused_tokens": memory.reused_tokens,
-            "truncated": False,
+            "truncated": memory.state.dropped > 0,
             "seconds": round(memory.read_seconds, 3),
             "tokens_per_second": round(memory.read_tokens / max(memory.read_seconds, 1e-9), 1),
         },
@@ -349,6 +351,7 @@ def as_json(
         "memory": {
             "whole": memory.whole,
             "blocks": memory.state.blocks,
+            "dropped_blocks": memory.state.dropped,
             "host_bytes": memory.state.host_bytes,
             "disk_bytes": memory.state.mapped_bytes,
             "moved_to_disk": keeper is not None and keeper.moved,

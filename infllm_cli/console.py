@@ -378,6 +378,8 @@ def _facts(
                 f"{state.config.codec.value}",
             )
         )
+    if state.dropped:
+        facts.append(("dropped", f"{state.dropped:,} of these blocks"))
     facts.append(("host", size(state.host_bytes)))
     if state.mapped_bytes:
         facts.append(("disk", size(state.mapped_bytes)))

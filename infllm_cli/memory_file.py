@@ -72,8 +72,11 @@ def write(path: Path, reader: Reader, memory: Memory, cache_dir: Path, report: R
 
     Raises:
         OSError: nothing of it is left.
+        CapacityError: blocks of it were dropped.
     """
     assert memory.complete
+    if memory.state.dropped:
+        raise CapacityError(f"{path} is not written: {memory.state.dropped:,} blocks are missing.")
     state, tensors = memory.state, _document_tensors(memory)
     for index in range(snapshot.segments_of(state)):
         prefix = _segment(index)

@@ -223,6 +223,15 @@ DiskLimit = Annotated[
         rich_help_panel=LIMITS,
     ),
 ]
+AllowDrop = Annotated[
+    bool,
+    typer.Option(
+        "--allow-drop",
+        help="Give up the least used blocks of a document that RAM and disk do not hold, instead "
+        "of refusing it.",
+        rich_help_panel=LIMITS,
+    ),
+]
 Save = Annotated[
     bool,
     typer.Option(

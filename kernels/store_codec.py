@@ -74,6 +74,10 @@ class Packed:
         """Some of the blocks, not copied."""
         return self.map(lambda tensor: tensor if _is_shared(self, tensor) else tensor[:, blocks])
 
+    def take(self, blocks: Tensor) -> Packed:
+        """Blocks by their indices, copied."""
+        return self.map(lambda t: t if _is_shared(self, t) else t.index_select(1, blocks))
+
 
 def _is_shared(packed: Packed, tensor: Tensor) -> bool:
     """Whether a constant holds for all blocks."""

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_type_hints
 
 from infllm_cli.options import (
+    AllowDrop,
     AnsweringChoice,
     AnsweringOption,
     Blocks,
@@ -79,8 +80,8 @@ class RecallFlags:
 
 
 @dataclass(frozen=True)
-class LimitFlags:
-    """What may be taken of RAM and disk, and what is kept."""
+class RoomFlags:
+    """What may be taken of RAM and disk, and whether a memory is kept."""
 
     host_limit: HostLimit = None
     disk_limit: DiskLimit = None
@@ -95,7 +96,14 @@ class LimitFlags:
         """
         from infllm_cli.limits import parse_limits
 
-        return parse_limits(self.host_limit, self.disk_limit, self.memory_budget, self.save)
+        return parse_limits(**{field.name: getattr(self, field.name) for field in fields(self)})
+
+
+@dataclass(frozen=True)
+class LimitFlags(RoomFlags):
+    """And what happens to a document that they do not hold."""
+
+    allow_drop: AllowDrop = False
 
 
 @dataclass(frozen=True)
@@ -105,6 +113,7 @@ class KeepFlags:
     host_limit: HostLimit = None
     disk_limit: DiskLimit = None
     memory_budget: MemoryBudget = "20GB"
+    allow_drop: AllowDrop = False
 
     def and_save(self) -> LimitFlags:
         """As of a command that may also not keep it."""

@@ -28,17 +28,51 @@ class Segment:
         mapped: they lie in a file that is mapped in, not in memory of our own.
         release: gives back the pages that reading a mapped segment has brought into the process;
             None where they may stay.
+        slots: [n] where each block is stored, -1: it was dropped; None: each in its own place.
     """
 
     keys: Packed
     values: Packed
     mapped: bool = False
     release: Callable[[], None] | None = None
+    slots: Tensor | None = None
 
     @property
     def blocks(self) -> int:
-        """Number of blocks."""
-        return self.keys.blocks
+        """Number of blocks, dropped ones included."""
+        return self.keys.blocks if self.slots is None else len(self.slots)
+
+    def held(self) -> Tensor:
+        """[n] whether each block is held."""
+        if self.slots is None:
+            return torch.ones(self.keys.blocks, dtype=torch.bool)
+        return self.slots >= 0
+
+    def without(self, dropped: Tensor) -> Segment:
+        """The same with less blocks held; dropped [n] tells which are not."""
+        kept = self.held() & ~dropped
+        slots = torch.arange(self.blocks) if self.slots is None else self.slots
+        keys, values = (x.take(slots[kept]).map(_in_own_pages) for x in (self.keys, self.values))
+        places = torch.where(kept, kept.cumsum(0) - 1, -1)
+        return Segment(keys, values, slots=places)
+
+    def unpack(self, blocks: slice, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Keys and values [H_kv, n, B, d] of some of the blocks; zeros where they were dropped."""
+        if self.slots is None:
+            return unpack(self.keys.cut(blocks), dtype), unpack(self.values.cut(blocks), dtype)
+        slots = self.slots[blocks]
+        gone = (slots < 0)[:, None, None]
+        if self.keys.blocks == 0:  # nothing to take zeros from
+            shapes = [
+                (len(x.codes), len(slots), x.codes.shape[2], x.dim)
+                for x in (self.keys, self.values)
+            ]
+            return torch.zeros(shapes[0], dtype=dtype), torch.zeros(shapes[1], dtype=dtype)
+        keys, values = (
+            unpack(x.take(slots.clamp(min=0)), dtype).masked_fill_(gone, 0)
+            for x in (self.keys, self.values)
+        )
+        return keys, values
 
     @property
     def nbytes(self) -> int:
@@ -60,6 +94,7 @@ class BlockArena:
     Attributes:
         temporary: what is appended now will be forgotten again: it is not worth packing, and what
             was a tail must be one again.
+        dropped: how many blocks are given up.
     """
 
     def __init__(
@@ -75,6 +110,8 @@ class BlockArena:
         self.count = 0
         self.codec = codec
         self.temporary = False
+        self.dropped = 0
+        self._uses = torch.zeros(0, dtype=torch.int64)
         self.block_tokens = block_tokens
         self.segment_blocks = segment_blocks
         self.segments: list[Segment] = []
@@ -157,10 +194,7 @@ class BlockArena:
                 tokens.start - held.start * self.block_tokens,
                 tokens.stop - held.start * self.block_tokens,
             )
-            pair = [
-                unpack(packed.cut(held), self._dtype).flatten(1, 2)[:, inside]
-                for packed in (part.keys, part.values)
-            ]
+            pair = [x.flatten(1, 2)[:, inside] for x in part.unpack(held, self._dtype)]
             if part.release is not None:
                 pair = [x.clone() for x in pair]
                 part.release()
@@ -186,7 +220,11 @@ class BlockArena:
                 start, part = (self._starts[index], parts[index]) if index >= 0 else (0, parts[0])
                 if block - start >= part.blocks:  # behind the last segment
                     start, part = self.sealed, parts[-1]
-                found.append((part, head, block - start))
+                at = block - start
+                if part.slots is not None:
+                    at = int(part.slots[at])
+                    assert at >= 0, "what was dropped is not looked up"
+                found.append((part, head, at))
         shape = (kv_heads, chosen * self.block_tokens, -1)
         keys = self._unpacked([(part.keys, head, at) for part, head, at in found])
         values = self._unpacked([(part.values, head, at) for part, head, at in found])
@@ -204,6 +242,47 @@ class BlockArena:
         order = sorted(range(len(found)), key=lambda i: list(dict.fromkeys(kinds)).index(kinds[i]))
         mixed = torch.cat(together)
         return torch.empty_like(mixed).index_copy_(0, torch.tensor(order), mixed)
+
+    # -- use, and what is given up for want of room ------------------------------------------
+
+    def note_use(self, blocks: Tensor) -> None:
+        """Blocks [H_kv, n] have been loaded."""
+        if self.temporary:
+            return
+        if len(self._uses) < self.count:
+            grown = torch.zeros(max(self.count, 2 * len(self._uses)), dtype=torch.int64)
+            grown[: len(self._uses)] = self._uses
+            self._uses = grown
+        self._uses.index_add_(0, blocks.flatten(), torch.ones(blocks.numel(), dtype=torch.int64))
+
+    def uses(self, blocks: list[int]) -> Tensor:
+        """[n] how often each of some blocks has been loaded."""
+        known = [block if block < len(self._uses) else -1 for block in blocks]
+        return torch.cat([self._uses, torch.zeros(1, dtype=torch.int64)])[known]
+
+    def droppable(self) -> list[int]:
+        """Blocks in memory of our own, but for those of the newest segment and the tail."""
+        found = []
+        for start, segment in zip(self._starts[:-1], self.segments[:-1], strict=True):
+            if not segment.mapped:
+                found += (segment.held().nonzero()[:, 0] + start).tolist()
+        return found
+
+    def drop(self, blocks: list[int]) -> None:
+        """Give up blocks, of those that are `droppable`."""
+        gone = torch.zeros(self.count, dtype=torch.bool)
+        gone[blocks] = True
+        for index, (start, segment) in enumerate(zip(self._starts, self.segments, strict=True)):
+            here = gone[start : start + segment.blocks]
+            if here.any():
+                self.segments[index] = segment.without(here)
+        self.dropped += len(blocks)
+
+    def missing(self) -> Tensor | None:
+        """[N] whether each block was dropped; None: none was."""
+        if not self.dropped:
+            return None
+        return torch.cat([~part.held() for part in self.parts()])
 
     # -- filling ----------------------------------------------------------------------------
 
@@ -273,6 +352,10 @@ class BlockArena:
         self.count = count
 
 
+def _in_own_pages(tensor: Tensor) -> Tensor:
+    return _own_pages(tuple(tensor.shape), tensor.dtype).copy_(tensor)
+
+
 def _heads_in_own_pages(heads: list[Packed]) -> Packed:
     """What was packed a KV head at a time, as one."""
 
@@ -291,5 +374,7 @@ def _own_pages(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
 
     What the allocator frees among other things it keeps, and a limit on memory would not hold.
     """
+    if 0 in shape:
+        return torch.empty(shape, dtype=dtype)
     pages = mmap.mmap(-1, math.prod(shape) * dtype.itemsize)
     return torch.frombuffer(pages, dtype=torch.uint8).view(dtype).view(shape)

@@ -188,7 +188,11 @@ class LayerMemory:
             # Over tokens first: one reduction over two separate dimensions is five times slower.
             summed = q.sum(dim=1, dtype=torch.float32).unflatten(0, (g.kv_heads, -1)).sum(dim=1)
             query = g.rotary.rotate(summed[:, None], far)[:, 0]
-            return lookup.by_representatives(query, self.representatives, wanted).to(HOST)
+            missing = self.arena.missing()
+            chosen = lookup.by_representatives(query, self.representatives, wanted, missing)
+            blocks = chosen.to(HOST)
+            self.arena.note_use(blocks)
+            return blocks
         blocks, mass = lookup.exact(g.rotary.rotate(q, far), self.arena, g.scaling, wanted)
         step.block_mass[g.index] = mass
         return blocks

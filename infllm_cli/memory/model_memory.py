@@ -106,6 +106,11 @@ class ModelMemory:
         return max((layer.arena.count for layer in self.tiered), default=0)
 
     @property
+    def dropped(self) -> int:
+        """Blocks per layer that were given up."""
+        return max((layer.arena.dropped for layer in self.tiered), default=0)
+
+    @property
     def device_bytes(self) -> int:
         """Bytes held on the model's device."""
         return sum(layer.device_bytes for layer in self.layers)
