@@ -102,7 +102,7 @@ def often(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("whole", [False, True])
 @pytest.mark.parametrize(("kind", "dtype"), KINDS.items())
 def test_a_saved_memory_is_the_one_that_was_read_and_answers_alike(cache, kind, dtype, whole):
-    # ollama#5303, llama.cpp#25913: bit for bit, and no token is read again.
+    # ollama#5303, llama.cpp#25913, #26676: bit for bit, and no token is read again.
     reader = make_reader(dtype, kind=kind, config=CONFIG)
     options = replace(OPTIONS, answering=Answering.BOTH)
     with reading(reader, cache, TEXT, whole=whole) as cold:
