@@ -119,6 +119,7 @@ class BlockArena:
         self._value_shape = (kv_heads, segment_blocks, block_tokens, value_dim)
         self._dtype = dtype
         self._starts: list[int] = []  # first block of each segment
+        self._sizes: list[int] = []  # bytes of each segment: asked for at every chunk
         self._tail: Segment | None = None  # room for a whole segment; untouched pages cost nothing
 
     # -- what is held -----------------------------------------------------------------------
@@ -152,13 +153,14 @@ class BlockArena:
     @property
     def host_bytes(self) -> int:
         """Bytes of the blocks in memory of our own."""
-        held = sum(segment.nbytes for segment in self.segments if not segment.mapped)
-        return held + (self.count - self.sealed) * self.block_bytes
+        tail = (self.count - self.sealed) * self.block_bytes
+        return sum(self._sizes) - self.mapped_bytes + tail
 
     @property
     def mapped_bytes(self) -> int:
         """Bytes of the blocks in files that are mapped in."""
-        return sum(segment.nbytes for segment in self.segments if segment.mapped)
+        pairs = zip(self.segments, self._sizes, strict=True)
+        return sum(size for segment, size in pairs if segment.mapped)
 
     @property
     def tail(self) -> Segment | None:
@@ -276,6 +278,7 @@ class BlockArena:
             here = gone[start : start + segment.blocks]
             if here.any():
                 self.segments[index] = segment.without(here)
+                self._sizes[index] = self.segments[index].nbytes
         self.dropped += len(blocks)
 
     def missing(self) -> Tensor | None:
@@ -315,6 +318,7 @@ class BlockArena:
         if tail is not None:
             self._starts.append(self.sealed)
             self.segments.append(tail if self.temporary else self._packed(tail))
+            self._sizes.append(self.segments[-1].nbytes)
         self._tail = None
 
     def _packed(self, tail: Segment) -> Segment:
@@ -332,16 +336,19 @@ class BlockArena:
             assert self.tail is None, "a tail comes last"
             self._starts.append(self.sealed)
             self.segments.append(segment)
+            self._sizes.append(segment.nbytes)
             self.count += segment.blocks
             return
         assert segment.blocks == self.segments[index].blocks
         self.segments[index] = segment
+        self._sizes[index] = segment.nbytes
 
     def truncate(self, count: int) -> None:
         """Forget the blocks after the first `count`."""
         assert 0 <= count <= self.count
         while self.sealed > count:
             segment = self.segments.pop()
+            self._sizes.pop()
             start = self._starts.pop()
             self._tail = None
             if count > start:  # a full one that was a tail when it held `count`
