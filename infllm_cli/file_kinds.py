@@ -13,8 +13,13 @@ MAGIC = b'{"__metadata__": {"infllm": '
 
 
 def is_memory_file(path: Path) -> bool:
-    """Whether a file begins as `infllm_cli.memory_file` writes it."""
+    """Whether a file begins as `infllm_cli.memory_file` writes it.
+
+    Pipes and FIFOs are not looked into: what is read of them is gone.
+    """
     try:
+        if not path.is_file():
+            return False
         with path.open("rb") as file:
             return file.read(8 + len(MAGIC))[8:] == MAGIC
     except (OSError, ValueError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 from dataclasses import replace
 
@@ -274,5 +275,7 @@ def test_memories_are_told_by_their_beginning_or_their_name(tmp_path):
     assert memory_files([str(text), "-", str(tmp_path / "none.infllm")]) == []
     with pytest.raises(UsageError, match=r"a is a memory and .*c\.txt a document; make a memory"):
         memory_files([str(text), str(memory)])
+    os.mkfifo(tmp_path / "fifo.infllm")
+    assert memory_files([str(tmp_path / "fifo.infllm")]) == []  # and nothing waits for a writer
     with pytest.raises(UsageError, match="given twice"):
         memory_files([str(memory), str(memory)])
