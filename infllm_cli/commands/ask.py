@@ -66,7 +66,7 @@ def ask(
         asked = gather_questions(questions or [], questions_file, files, stdin)
         document = load_files(files, stdin, encoding, console.note)
         from infllm_cli.ask import AskRequest, run_ask
-        from infllm_cli.sampling import Answering, AnswerOptions
+        from infllm_cli.sampling import Answering, AnswerOptions, Quoting
 
         request = AskRequest(
             document=document,
@@ -80,7 +80,7 @@ def ask(
                 answering=Answering(sampling.answering.value),
                 reread_tokens=recall.reread_tokens,
                 candidates=recall.candidates,
-                contrast=recall.contrast,
+                quote=Quoting(sampling.quote.value),
             ),
             limits=limits,
             sizes=sizes,
