@@ -58,11 +58,14 @@ class Asking:
             neutral_ask=neutral and neutral.asked,
             neutral_answer=neutral and neutral.closed,
         )
+        quote = None
+        if self._quotes() and (sentence := self._sentence(fused)) is not None:
+            quote = record.span(*sentence.chars)
+            yield Quoted(quote)
+            if fused.any():  # what is quoted is re-read, too
+                fused[sentence.passage] = fused.max() + 1
         sizes = np.diff(memory.passages.borders)
         passages = recall.choose(fused, sizes, self.options.reread_tokens)
-        quote = self._quote(fused, record) if self._quotes() else None
-        if quote is not None:
-            yield Quoted(quote)
         with ExitStack() as stack:
             voices = []
             if not self.alone:
@@ -139,22 +142,21 @@ class Asking:
             self.prompt.plain_ids(self.question.strip()),
         )
 
-    def _quote(self, fused: np.ndarray, record: AttentionRecord) -> Passage | None:
-        """The sentence to quote."""
+    def _sentence(self, fused: np.ndarray) -> quoting.Sentence | None:
+        """The sentence to quote, out of the passages that fit best."""
         memory = self.memory
         if not fused.any():  # nothing has been recalled: by words
             fused = memory.words.scores(self.question)
         best = [int(i) for i in np.argsort(-fused, kind="stable")[: quoting.PASSAGES] if fused[i]]
         judges = not self.alone and self.options.candidates > 0 and can_judge(memory.state)
         text = memory.document.text
-        sentence = quoting.best_sentence(
+        return quoting.best_sentence(
             self.question,
             text,
             memory.words,
             quoting.sentences_of(text, memory.tokens, memory.passages, best),
             self._likelihood if judges else None,
         )
-        return None if sentence is None else record.span(*sentence.chars)
 
     # -- contexts -----------------------------------------------------------------------------
 

