@@ -241,7 +241,8 @@ def quoted(passage: Passage) -> str:
     first, last = passage.lines
     where = f"line {first}" if first == last else f"lines {first}-{last}"
     file = f"{passage.file}, " if passage.file else ""
-    return f"\u201c{' '.join(passage.text.split())}\u201d ({file}{where})"
+    # Whatever reads this: a document's control characters are shown, not sent.
+    return f"\u201c{visible(' '.join(passage.text.split()))}\u201d ({file}{where})"
 
 
 def dtype_name(dtype: torch.dtype) -> str:
