@@ -15,7 +15,7 @@ import torch
 from infllm_cli import memory_file, speeds
 from infllm_cli.document import Document
 from infllm_cli.errors import CapacityError, Interrupted, UsageError
-from infllm_cli.events import Answer, Looked, TokenOut
+from infllm_cli.events import Answer, Looked, Quoted, TokenOut
 from infllm_cli.evidence import Passage
 from infllm_cli.keeping import Keeper
 from infllm_cli.limits import disk_room, memories_folder
@@ -230,16 +230,21 @@ def _ask_one(
     safe = visible if out.isatty() else str
     if number and not silent:
         out.write("\n")
-    written = ""
-    answer = None
+    written = said = ""
+    quote = answer = None
     steps = reader.ask_steps(memory, question, request.options)
     try:
         for event in steps:
             if isinstance(event, Answer):
                 answer = event
-            elif isinstance(event, TokenOut):
-                # An answer does not begin with white space.
-                text = event.text if written else event.text.lstrip()
+            elif isinstance(event, Quoted | TokenOut):
+                if isinstance(event, Quoted):
+                    quote = event.passage
+                    text = quoted(quote) + "\n"
+                else:
+                    # An answer does not begin with white space.
+                    text = event.text if said else event.text.lstrip()
+                    said += text
                 written += text
                 console.token(text)
                 if not (silent or live):
@@ -249,7 +254,7 @@ def _ask_one(
                 console.looked(event)
     except KeyboardInterrupt:
         steps.close()
-        answer = Answer(question, written.strip(), "interrupted", 0, 0.0, 0.0)
+        answer = Answer(question, said.strip(), "interrupted", 0, 0.0, 0.0, quote=quote)
     assert answer is not None
     console.end_answer(answer)
     if not silent:
@@ -257,6 +262,15 @@ def _ask_one(
         out.flush()
     console.say_why_it_ended(answer)
     return answer
+
+
+def quoted(passage: Passage) -> str:
+    """A sentence of the document on one line, with where it stands."""
+    first, last = passage.lines
+    where = f"line {first}" if first == last else f"lines {first}-{last}"
+    file = f"{passage.file}, " if passage.file else ""
+    # Whatever reads this: a document's control characters are shown, not sent.
+    return f"\u201c{visible(' '.join(passage.text.split()))}\u201d ({file}{where})"
 
 
 def dtype_name(dtype: torch.dtype) -> str:
@@ -339,6 +353,7 @@ def as_json(
             {
                 "question": answer.question,
                 "answer": answer.text,
+                "quote": None if answer.quote is None else _passage(answer.quote, document),
                 "finish": answer.finish,
                 "tokens": answer.tokens,
                 "seconds": round(answer.seconds, 3),

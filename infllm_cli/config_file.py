@@ -26,7 +26,8 @@ SETTINGS: dict[str, str | tuple[str, ...]] = {
     "temperature": NUMBER,
     "top-p": NUMBER,
     "seed": WHOLE,
-    "answering": ("both", "memory"),
+    "answering": ("both", "memory", "passages"),
+    "quote": ("auto", "always", "never"),
     "evidence": WHOLE,
     "stats": SWITCH,
     "quiet": SWITCH,
@@ -42,7 +43,6 @@ SETTINGS: dict[str, str | tuple[str, ...]] = {
     "chunk": WHOLE,
     "reread-tokens": WHOLE,
     "candidates": WHOLE,
-    "contrast": NUMBER,
 }
 _TYPES: dict[str, tuple[type, ...]] = {
     WHOLE: (int,),

@@ -40,6 +40,14 @@ class AnsweringChoice(str, enum.Enum):
     PASSAGES = "passages"
 
 
+class QuoteChoice(str, enum.Enum):
+    """Choices of --quote."""
+
+    AUTO = "auto"
+    ALWAYS = "always"
+    NEVER = "never"
+
+
 class WayChoice(str, enum.Enum):
     """Choices of `eval questions --answering`."""
 
@@ -193,14 +201,12 @@ Candidates = Annotated[
         rich_help_panel=ADVANCED,
     ),
 ]
-ContrastOption = Annotated[
-    float,
+Quote = Annotated[
+    QuoteChoice,
     typer.Option(
-        "--contrast",
-        envvar="INFLLM_CONTRAST",
-        help="How much what the document adds outweighs what the model would say without it; "
-        "0: not at all.",
-        rich_help_panel=ADVANCED,
+        envvar="INFLLM_QUOTE",
+        help="Begin the answer with the sentence of the document that fits the question best; "
+        "auto: where the model is small (below a billion parameters).",
     ),
 ]
 HostLimit = Annotated[

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -19,10 +19,9 @@ from torch import Tensor
 from infllm_cli import budget, prompts
 from infllm_cli.asking import Asking
 from infllm_cli.attention import MemoryCall, forward
-from infllm_cli.contrast import Contrast
 from infllm_cli.document import Document
 from infllm_cli.errors import CapacityError, DocumentError, InfllmError, UsageError
-from infllm_cli.events import Answer, ChunkRead, Looked, TokenOut
+from infllm_cli.events import Answer, ChunkRead, Looked, Quoted, TokenOut
 from infllm_cli.memory.config import MemoryConfig
 from infllm_cli.memory.model_memory import ModelMemory
 from infllm_cli.memory.step import Phase, Step
@@ -56,8 +55,8 @@ class Memory:
     reused_tokens: int = 0  # from a saved memory
     read_seconds: float = 0.0
     device_bytes_peak: int = 0
-    # What any question looks at, without and with examples on the way; found when first needed.
-    neutral: dict[bool, Impression] = field(default_factory=dict)
+    # What any question looks at; found when first needed.
+    neutral: Impression | None = None
 
     @property
     def first_position(self) -> int:
@@ -107,9 +106,9 @@ class Reader:
             self.prompt = prompts.build_prompt(loaded.tokenizer, loaded.model.generation_config)
 
     @cached_property
-    def contrast(self) -> Contrast:
-        """The model without a document."""
-        return Contrast(self)
+    def parameters(self) -> int:
+        """Of the model, all together."""
+        return sum(parameter.numel() for parameter in self.model.parameters())
 
     @classmethod
     def load(
@@ -146,7 +145,7 @@ class Reader:
     def reserve_for(self, questions: list[str], options: AnswerOptions) -> int:
         """Tokens that the longest question and its answer take behind a document."""
         longest = max((len(self.prompt.question_ids(q)) for q in questions), default=0)
-        around = len(self.prompt.shown) + len(self.prompt.task_ids()) + len(self.prompt.closing)
+        around = len(self.prompt.turn) + len(self.prompt.task_ids()) + len(self.prompt.closing)
         return longest + around + options.max_tokens
 
     # -- reading ----------------------------------------------------------------------------
@@ -271,7 +270,7 @@ class Reader:
 
     def ask_steps(
         self, memory: Memory, question: str, options: AnswerOptions | None = None
-    ) -> Iterator[Looked | TokenOut | Answer]:
+    ) -> Iterator[Looked | Quoted | TokenOut | Answer]:
         """Ask a question; the last event is the `Answer`.
 
         The memory is as before when the iterator ends or is closed.
@@ -292,7 +291,7 @@ class Reader:
         question: str,
         options: AnswerOptions | None = None,
         *,
-        on_event: Callable[[Looked | TokenOut], None] | None = None,
+        on_event: Callable[[Looked | Quoted | TokenOut], None] | None = None,
     ) -> Answer:
         """Ask a question and wait for the answer; arguments and errors as `ask_steps`."""
         answer = None

@@ -69,7 +69,7 @@ def ask(
         memories = memory_files(files)
         document = None if memories else load_files(files, stdin, encoding, console.note)
         from infllm_cli.ask import AskRequest, run_ask
-        from infllm_cli.sampling import Answering, AnswerOptions
+        from infllm_cli.sampling import Answering, AnswerOptions, Quoting
 
         request = AskRequest(
             document=document,
@@ -83,7 +83,7 @@ def ask(
                 answering=Answering(sampling.answering.value),
                 reread_tokens=recall.reread_tokens,
                 candidates=recall.candidates,
-                contrast=recall.contrast,
+                quote=Quoting(sampling.quote.value),
             ),
             limits=limits,
             sizes=sizes,

@@ -17,7 +17,6 @@ from infllm_cli.options import (
     Cache,
     Candidates,
     Chunk,
-    ContrastOption,
     Device,
     DiskLimit,
     Dtype,
@@ -26,6 +25,8 @@ from infllm_cli.options import (
     MemoryBudget,
     Model,
     Precision,
+    Quote,
+    QuoteChoice,
     ReadBlocks,
     RereadTokens,
     Save,
@@ -68,15 +69,15 @@ class SamplingFlags:
     top_p: TopP = 1.0
     seed: Seed = 0
     answering: AnsweringOption = AnsweringChoice.BOTH
+    quote: Quote = QuoteChoice.AUTO
 
 
 @dataclass(frozen=True)
 class RecallFlags:
     """What stands beside a question."""
 
-    reread_tokens: RereadTokens = 360
+    reread_tokens: RereadTokens = 480
     candidates: Candidates = 128
-    contrast: ContrastOption = 0.0
 
 
 @dataclass(frozen=True)
