@@ -5,28 +5,28 @@ All of it happens between the memory's mark and its rollback: a question leaves 
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
-from torch import Tensor
 
-from infllm_cli import prompts, recall
-from infllm_cli.contrast import Continuation, contrasted
+from infllm_cli import prompts, quoting, recall
 from infllm_cli.decoding import IncrementalDecoder
-from infllm_cli.events import Answer, Looked, TokenOut
-from infllm_cli.evidence import AttentionRecord, mass_on_document
+from infllm_cli.events import Answer, Looked, Quoted, TokenOut
+from infllm_cli.evidence import AttentionRecord, Passage, mass_on_document
 from infllm_cli.likelihood import can_judge, question_likelihood
-from infllm_cli.memory.model_memory import ModelMemory
-from infllm_cli.memory.step import Phase, Step
+from infllm_cli.memory.step import Step
 from infllm_cli.recall import Impression
-from infllm_cli.sampling import Answering, AnswerOptions, Sampler, is_looping
+from infllm_cli.sampling import Answering, AnswerOptions, Quoting, Sampler, is_looping
+from infllm_cli.voices import Voice, fresh_state, mixture, weigh
 
 if TYPE_CHECKING:
     from infllm_cli.reader import Memory, Reader
+
+# Models below this many parameters misremember what they have just read: the sentence is quoted.
+QUOTED_BELOW = 1_000_000_000
 
 
 class Asking:
@@ -40,60 +40,53 @@ class Asking:
         self.question = question
         self.options = options
         self.prompt = reader.prompt
-        self.state = memory.state
+        self.alone = options.answering is Answering.PASSAGES
 
-    def steps(self) -> Iterator[Looked | TokenOut | Answer]:
+    def steps(self) -> Iterator[Looked | Quoted | TokenOut | Answer]:
         """Ask; the memory is as before when the iterator ends or is closed."""
         began = time.perf_counter()
         memory = self.memory
-        alone = self.options.answering is Answering.PASSAGES
-        if alone:
-            self.state = self._fresh()
-        passages: list[int] = []
-        if alone or (self.options.answering is Answering.BOTH and not memory.whole):
-            passages = self._recall()
-        neutral = None if alone else self._neutral()
+        fused = np.zeros(len(memory.passages))
+        if self.options.answering is not Answering.MEMORY and not (memory.whole and not self.alone):
+            fused = self._fused()
+        neutral = None if self.alone else self._neutral()
         record = AttentionRecord(
             memory.document,
             memory.tokens,
             memory.passages,
-            None if alone else memory.first_position,
+            None if self.alone else memory.first_position,
             neutral_ask=neutral and neutral.asked,
             neutral_answer=neutral and neutral.closed,
         )
-        with self.state.question():
-            start = self.state.tokens
-            if passages:
-                self._reread(passages, record, start)
-            self._pass(Phase.READ, self._turn(), start)
-            yield from self._answer(passages, record, start, began)
+        quote = None
+        if self._quotes() and (sentence := self._sentence(fused)) is not None:
+            quote = record.span(*sentence.chars)
+            yield Quoted(quote)
+            if fused.any():  # what is quoted is re-read, too
+                fused[sentence.passage] = fused.max() + 1
+        sizes = np.diff(memory.passages.borders)
+        passages = recall.choose(fused, sizes, self.options.reread_tokens)
+        with ExitStack() as stack:
+            voices = []
+            if not self.alone:
+                stack.enter_context(memory.state.question())
+                voices.append(self._memory_voice(passages, record))
+            if self.alone or passages:
+                voices.append(self._passages_voice(passages, record if self.alone else None))
+            yield from self._answer(voices, passages, quote, record, began)
 
-    def _fresh(self) -> ModelMemory:
-        """A memory of nothing but the prompt's beginning, for passages without their document."""
-        reader = self.reader
-        trained = reader.loaded.trained_length
-        state = ModelMemory(
-            reader.loaded.layers_for(reader.config.context_tokens),
-            reader.config,
-            trained_length=trained,
-            whole_tokens=trained,
-        )
-        if len(self.prompt.prefix):
-            reader.forward(state, Phase.READ, torch.from_numpy(self.prompt.prefix))
-        return state
-
-    def _turn(self) -> np.ndarray:
-        """Ids [n] between the document and the turn that asks."""
-        return self.prompt.shown if self.options.contrast else self.prompt.turn
+    def _quotes(self) -> bool:
+        wish, both = self.options.quote, self.options.answering is Answering.BOTH
+        small = self.reader.parameters < QUOTED_BELOW
+        return wish is Quoting.ALWAYS or (wish is Quoting.AUTO and both and small)
 
     # -- recall -------------------------------------------------------------------------------
 
     def _neutral(self) -> Impression:
         """Where a question about nothing in particular looks; found once, the same for all."""
-        shown = bool(self.options.contrast)
-        if shown not in self.memory.neutral:
-            self.memory.neutral[shown] = self._impression(recall.NEUTRAL_QUESTION, closing=True)
-        return self.memory.neutral[shown]
+        if self.memory.neutral is None:
+            self.memory.neutral = self._impression(recall.NEUTRAL_QUESTION, closing=True)
+        return self.memory.neutral
 
     def _impression(self, question: str, *, closing: bool = False) -> Impression:
         """Put a question to the memory without an answer: where do its own words look?
@@ -107,24 +100,28 @@ class Asking:
             return np.mean([mass_on_document(step, first, count) for step in steps], axis=0)
 
         with memory.state.question():
-            start = memory.state.tokens
+            voice = Voice(self.reader, memory.state)
             # Nobody asks where these look: a cheap lookup is enough.
-            self._pass(Phase.READ, np.concatenate([self._turn(), prompt.task_ids()]), start)
-            asked = self._pass(Phase.ASK, prompt.question_ids(question), start)
-            closed = self._pass(Phase.ASK, prompt.closing, start) if closing else asked
+            voice.read(np.concatenate([prompt.turn, prompt.task_ids()]))
+            asked = voice.ask(prompt.question_ids(question))
+            closed = voice.ask(prompt.closing) if closing else asked
         return Impression(recall.attention_profile(asked), mass(asked), mass(closed))
 
-    def _recall(self) -> list[int]:
-        """The passages to re-read, in document order."""
+    def _fused(self) -> np.ndarray:
+        """How well each passage [P] fits the question; 0 where nothing is known of it."""
         memory, most = self.memory, self.options.candidates
         words = memory.words.scores(self.question)
         rankings, weights = [words], [1.0]
-        if self.options.answering is Answering.PASSAGES or most == 0:
+        if self.alone or most == 0:
             pass
         elif can_judge(memory.state):
             judged = recall.candidates(words, most)
             if judged:
-                rankings.append(self._likelihood(words, judged))
+                borders = memory.passages.borders
+                found = self._likelihood([(borders[i], borders[i + 1]) for i in judged])
+                likelihood = np.full(len(words), found.min() - 1)
+                likelihood[judged] = found
+                rankings.append(likelihood)
                 weights.append(recall.LIKELIHOOD_WEIGHT)
         else:
             profile = self._impression(self.question).profile
@@ -132,94 +129,115 @@ class Asking:
                 per_block = recall.attention_scores(profile, self._neutral().profile)
                 rankings.append(memory.to_passages(per_block))
                 weights.append(recall.ATTENTION_WEIGHT)
-        fused = recall.fuse(rankings, weights)
-        sizes = np.diff(memory.passages.borders)
-        return recall.choose(fused, sizes, self.options.reread_tokens)
+        return recall.fuse(rankings, weights)
 
-    def _likelihood(self, words: np.ndarray, judged: list[int]) -> np.ndarray:
-        """Of the question behind each passage [P]; those not judged are all the same, and least."""
-        memory, prompt = self.memory, self.prompt
-        borders = memory.passages.borders + memory.first_position
-        found = question_likelihood(
+    def _likelihood(self, spans: list[tuple[int, int]]) -> np.ndarray:
+        """Of the question behind stretches of the document's tokens [n]."""
+        memory, first = self.memory, self.memory.first_position
+        return question_likelihood(
             self.reader.model,
             memory.state,
-            [(int(borders[index]), int(borders[index + 1])) for index in judged],
-            prompt.plain_ids("\n\n" + prompts.QUESTION),
-            prompt.plain_ids(self.question.strip()),
+            [(int(a) + first, int(b) + first) for a, b in spans],
+            self.prompt.plain_ids("\n\n" + prompts.QUESTION),
+            self.prompt.plain_ids(self.question.strip()),
         )
-        likelihood = np.full(len(words), found.min() - 1)
-        likelihood[judged] = found
-        return likelihood
 
-    def _reread(self, chosen: list[int], record: AttentionRecord, start: int) -> None:
-        """Let passages go through the model again, as text behind the document."""
+    def _sentence(self, fused: np.ndarray) -> quoting.Sentence | None:
+        """The sentence to quote, out of the passages that fit best."""
         memory = self.memory
-        parts: list[np.ndarray] = []
-        position = self.state.tokens
+        if not fused.any():  # nothing has been recalled: by words
+            fused = memory.words.scores(self.question)
+        best = [int(i) for i in np.argsort(-fused, kind="stable")[: quoting.PASSAGES] if fused[i]]
+        judges = not self.alone and self.options.candidates > 0 and can_judge(memory.state)
+        text = memory.document.text
+        return quoting.best_sentence(
+            self.question,
+            text,
+            memory.words,
+            quoting.sentences_of(text, memory.tokens, memory.passages, best),
+            self._likelihood if judges else None,
+        )
+
+    # -- contexts -----------------------------------------------------------------------------
+
+    def _memory_voice(self, passages: list[int], record: AttentionRecord) -> Voice:
+        """The memory, with passages once more behind the document."""
+        prompt = self.prompt
+        voice = Voice(self.reader, self.memory.state)
+        if passages:
+            # Read like the document: scoring every stored key for each of these tokens would cost
+            # more than it finds.
+            voice.read(self._reread(passages, record, voice.start, leading=True))
+        voice.read(prompt.turn)
+        # The task is the same for every question: where it looks is no evidence.
+        record.calibrate(voice.ask(prompt.task_ids())[-1])
+        return voice
+
+    def _passages_voice(self, passages: list[int], record: AttentionRecord | None) -> Voice:
+        """The passages alone, as text."""
+        prompt = self.prompt
+        voice = Voice(self.reader, fresh_state(self.reader))
+        opening = prompt.one_turn[0]
+        text = self._reread(passages, record, voice.start + len(opening))
+        ids = np.concatenate([opening, text, prompt.plain_ids("\n\n" if passages else "")])
+        voice.read(ids)
+        calibration = voice.ask(prompt.task_ids())[-1]
+        if record is not None:
+            record.calibrate(calibration)
+        return voice
+
+    def _reread(
+        self,
+        chosen: list[int],
+        record: AttentionRecord | None,
+        position: int,
+        *,
+        leading: bool = False,
+    ) -> np.ndarray:
+        """Ids [n] of passages, to stand from `position` on; `leading`: behind other text."""
+        memory = self.memory
+        parts: list[np.ndarray] = [np.zeros(0, dtype=np.int64)]
         between = self.prompt.plain_ids(prompts.BETWEEN_PASSAGES)
-        for index in chosen:
-            if parts or record.first is not None:
+        for number, index in enumerate(chosen):
+            if number or leading:
                 parts.append(between)
                 position += len(between)
             first, last = memory.passages.borders[index : index + 2]
             parts.append(memory.tokens.ids[first:last].astype(np.int64))
-            record.reread(position, int(first), int(last - first))
+            if record is not None:
+                record.reread(position, int(first), int(last - first))
             position += int(last - first)
-        # Read like the document: scoring every stored key for each of these tokens would cost
-        # more than it finds.
-        self._pass(Phase.READ, np.concatenate(parts), start)
+        return np.concatenate(parts)
 
     # -- answer -------------------------------------------------------------------------------
 
     def _answer(
-        self, passages: list[int], record: AttentionRecord, start: int, began: float
-    ) -> Iterator[Looked | TokenOut | Answer]:
-        prompt, state = self.prompt, self.state
-        task = prompt.task_ids()
-        # The task is the same for every question: where it looks is no evidence.
-        record.calibrate(self._pass(Phase.ASK, task, start)[-1])
-        ids = np.concatenate([prompt.question_ids(self.question), prompt.closing])
-        logits = None
-        for index, piece in enumerate(self._pieces(ids)):
-            before = time.perf_counter()
-            step, logits = self.reader.forward(
-                state, Phase.ASK, piece, keep_from=start, want_logits=True
-            )
-            yield _looked(step, index, "", record, before)
-        assert logits is not None
-        strength = self.options.contrast
-        with contextlib.ExitStack() as stack:
-            without = None
-            if strength:
-                asked = self.reader.contrast.question(np.concatenate([task, ids]))
-                without = stack.enter_context(asked)
-            yield from self._write(logits, without, strength, passages, record, start, began)
-
-    def _write(
         self,
-        logits: Tensor,
-        without: Continuation | None,
-        strength: float,
+        voices: list[Voice],
         passages: list[int],
+        quote: Passage | None,
         record: AttentionRecord,
-        start: int,
         began: float,
     ) -> Iterator[Looked | TokenOut | Answer]:
-        """The answer, token by token, from the logits [V] of its first."""
-        prompt, state = self.prompt, self.state
+        """Ask, and write the answer token by token."""
+        prompt, heard = self.prompt, voices[0]
+        asked = prompt.question_ids(self.question)
+        before = time.perf_counter()
+        for voice in voices:
+            own = voice is heard and not self.alone
+            ids = np.concatenate([asked, prompt.closing if own else prompt.one_turn[1]])
+            for index, step in enumerate(voice.ask(ids)):
+                if voice is heard:
+                    yield _looked(step, index, "", record, before)
+                    before = time.perf_counter()
         sampler = Sampler(self.options)
         decoder = IncrementalDecoder(self.reader.loaded.tokenizer.backend_tokenizer)
         written: list[int] = []
         text = ""
         first_token_seconds = 0.0
         finish = "length"
-        # The examples' own answers are none, unless the passages say the same.
-        reread = [record.passage(index) for index in passages]
-        foreign = prompt.foreign_to("\n".join(passage.text for passage in reread))
         while True:
-            if without is not None:
-                logits = contrasted(logits, without.logits, strength, foreign)
-            token = sampler(logits)
+            token = sampler(mixture(voices))
             if not written:
                 first_token_seconds = time.perf_counter() - began
             if token in prompt.stop_ids:
@@ -235,14 +253,10 @@ class Asking:
             if is_looping(written):
                 finish = "repeat"
                 break
+            weigh(voices, token)
             before = time.perf_counter()
-            if without is not None:
-                without.follow(token)
-            step, logits = self.reader.forward(
-                state, Phase.ANSWER, torch.tensor([token]), keep_from=start, want_logits=True
-            )
-            assert logits is not None
-            yield _looked(step, len(written) - 1, certain, record, before)
+            steps = [voice.follow(token) for voice in voices]
+            yield _looked(steps[0], len(written) - 1, certain, record, before)
         self.memory.note_device_bytes()
         rest = decoder.finish()
         if rest:
@@ -255,19 +269,10 @@ class Asking:
             tokens=len(written),
             seconds=time.perf_counter() - began,
             first_token_seconds=first_token_seconds,
+            quote=quote,
             evidence=record.passages(),
-            reread=reread,
+            reread=[record.passage(index) for index in passages],
         )
-
-    # -- passes ---------------------------------------------------------------------------------
-
-    def _pieces(self, ids: np.ndarray) -> list[Tensor]:
-        return list(torch.from_numpy(ids).split(self.reader.config.chunk_tokens))
-
-    def _pass(self, phase: Phase, ids: np.ndarray, keep_from: int) -> list[Step]:
-        """Let ids [n] go through the model, a chunk at a time."""
-        forward, state = self.reader.forward, self.state
-        return [forward(state, phase, ids, keep_from=keep_from)[0] for ids in self._pieces(ids)]
 
 
 def _looked(step: Step, index: int, token: str, record: AttentionRecord, before: float) -> Looked:

@@ -6,12 +6,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from infllm_cli.checksums import PAGE
+from infllm_cli.memory import codecs
+from infllm_cli.memory.codecs import Codec
 from infllm_cli.memory.config import MemoryConfig
 
 # Above this a document is counted by a sample when the count only decides whether to go on.
 MOST_COUNTED_CHARS = 20_000_000
 # Files are larger than their numbers: every tensor of a layer is padded to pages.
-TENSORS_OF_SEGMENT, TENSORS_OF_STATE, HEADER_BYTES = 4, 10, 200_000
+TENSORS_OF_SEGMENT, TENSORS_OF_STATE, HEADER_BYTES = 10, 10, 200_000
 _SAMPLES, _SAMPLE_CHARS = 64, 16_384
 
 
@@ -28,6 +30,15 @@ class LayerShape:
         """Numbers kept for a token: its key and its value, for every KV head."""
         return self.kv_heads * (self.key_dim + self.value_dim)
 
+    def stored_bytes(
+        self, codec: Codec, config: MemoryConfig, blocks: int, value_bytes: int
+    ) -> int:
+        """Bytes of sealed blocks in segments."""
+        dims = (self.key_dim, self.value_dim)
+        block = codecs.block_bytes(codec, self.kv_heads, config.block_tokens, *dims, value_bytes)
+        segments = -(-blocks // config.segment_blocks)
+        return blocks * block + segments * codecs.segment_bytes(codec, self.kv_heads, self.key_dim)
+
 
 @dataclass(frozen=True, slots=True)
 class Need:
@@ -38,6 +49,8 @@ class Need:
         device_bytes: InfLLM's part that does not grow with the context, or all of it.
         device_growing_bytes: representatives.
         attends: what a step sees, for the reader.
+        host_reading_bytes: on top of `host_bytes` while it is read: of blocks that are not packed
+            before their segment is full.
     """
 
     policy: str
@@ -46,6 +59,12 @@ class Need:
     device_growing_bytes: int = 0
     host_bytes: int = 0
     disk_bytes: int = 0
+    host_reading_bytes: int = 0
+
+    @property
+    def host_peak_bytes(self) -> int:
+        """The most host memory that keys and values take at any time."""
+        return self.host_bytes + self.host_reading_bytes
 
 
 def blocks_of(config: MemoryConfig, context_tokens: int) -> int:
@@ -89,7 +108,7 @@ def infllm(
     tiered = tiered_layers(layers)
     blocks = 0 if whole_tokens else blocks_of(config, context_tokens)
     lead = config.sink_tokens + config.most_blocks * config.block_tokens
-    fixed = growing = host = 0
+    fixed = growing = host = reading = 0
     for layer in layers:
         if layer not in tiered:
             assert layer.sliding_window is not None
@@ -105,29 +124,36 @@ def infllm(
             fixed += config.sink_tokens * layer.values_per_token() * value_bytes
             per_block = 4 * layer.key_dim + 2 * config.representatives_per_block
             growing += blocks * layer.kv_heads * per_block
-            host += blocks * config.block_tokens * layer.values_per_token() * value_bytes
+            host += layer.stored_bytes(config.codec, config, blocks, value_bytes)
+            tail = min(blocks, config.segment_blocks)
+            full = layer.stored_bytes(Codec.FULL, config, tail, value_bytes)
+            reading += full - layer.stored_bytes(config.codec, config, tail, value_bytes)
     attends = (
         "everything: it fits the trained length"
         if whole_tokens
         else f"{config.sink_tokens} + {config.window_tokens:,} tokens and, of all others, the "
         f"{config.answer_blocks} blocks found by lookup"
     )
-    return Need("InfLLM", attends, fixed, growing, host)
+    return Need("InfLLM", attends, fixed, growing, host, host_reading_bytes=reading)
 
 
 def least_host_bytes(layers: Sequence[LayerShape], value_bytes: int, config: MemoryConfig) -> int:
     """Host memory without which blocks cannot move to disk: the segment that is being filled, and
     the one before it until it is written.
     """
-    per_token = sum(layer.values_per_token() for layer in tiered_layers(layers)) * value_bytes
-    return 2 * config.segment_blocks * config.block_tokens * per_token
+    return sum(
+        layer.stored_bytes(codec, config, config.segment_blocks, value_bytes)
+        for layer in tiered_layers(layers)
+        for codec in (Codec.FULL, config.codec)
+    )
 
 
 def saved_bytes(need: Need, config: MemoryConfig, layers: int, context_tokens: int) -> int:
     """Bytes of the files of a saved memory (`infllm_cli.saved`), at most."""
     segments = blocks_of(config, context_tokens) // config.segment_blocks + 1
     padding = PAGE * layers * (segments * TENSORS_OF_SEGMENT + TENSORS_OF_STATE)
-    return need.host_bytes + need.device_bytes + need.device_growing_bytes + padding + HEADER_BYTES
+    held = need.host_peak_bytes + need.device_bytes + need.device_growing_bytes
+    return held + padding + HEADER_BYTES
 
 
 def fits_host_and_disk(needed: int, least: int, host: int, disk: int) -> bool:

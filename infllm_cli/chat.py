@@ -7,12 +7,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
-from infllm_cli.ask import answer_as_json, ask_one, json_line, peak_bytes
+from infllm_cli.ask import ask_one
 from infllm_cli.conversation import Conversation, converse
 from infllm_cli.errors import UsageError
 from infllm_cli.interrupts import rearm
 from infllm_cli.reading import Source, kept, load_reader, open_memory
 from infllm_cli.sampling import Answering, AnswerOptions
+from infllm_cli.told import answer_as_json, json_line, peak_bytes
 
 if TYPE_CHECKING:
     from infllm_cli.console import Console

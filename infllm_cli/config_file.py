@@ -26,7 +26,8 @@ SETTINGS: dict[str, str | tuple[str, ...]] = {
     "temperature": NUMBER,
     "top-p": NUMBER,
     "seed": WHOLE,
-    "answering": ("both", "memory"),
+    "answering": ("both", "memory", "passages"),
+    "quote": ("auto", "always", "never"),
     "length": ("short", "medium", "long"),
     "wording": ("auto", "own", "quoted"),
     "evidence": WHOLE,
@@ -35,6 +36,7 @@ SETTINGS: dict[str, str | tuple[str, ...]] = {
     "host-limit": TEXT,
     "disk-limit": TEXT,
     "save": SWITCH,
+    "store": ("full", "int8", "fp8", "int4"),
     "memory-budget": TEXT,
     "window": WHOLE,
     "sinks": WHOLE,
@@ -43,7 +45,6 @@ SETTINGS: dict[str, str | tuple[str, ...]] = {
     "chunk": WHOLE,
     "reread-tokens": WHOLE,
     "candidates": WHOLE,
-    "contrast": NUMBER,
 }
 _TYPES: dict[str, tuple[type, ...]] = {
     WHOLE: (int,),

@@ -443,7 +443,7 @@ def _facts(
     reader: Reader, memory: Memory, answers: list[Answer], peak: int
 ) -> list[tuple[str, str]]:
     """What the report tells, as name and value."""
-    from infllm_cli.ask import peak_process_bytes
+    from infllm_cli.told import peak_process_bytes
 
     state, loaded = memory.state, reader.loaded
     speed = memory.read_tokens / max(memory.read_seconds, 1e-9)
@@ -458,7 +458,15 @@ def _facts(
     if memory.whole:
         facts.append(("memory", "attended whole, no blocks"))
     else:
-        facts.append(("memory", f"{state.blocks} blocks of {state.config.block_tokens} per layer"))
+        facts.append(
+            (
+                "memory",
+                f"{state.blocks} blocks of {state.config.block_tokens} per layer, "
+                f"{state.config.codec.value}",
+            )
+        )
+    if state.dropped:
+        facts.append(("dropped", f"{state.dropped:,} of these blocks"))
     facts.append(("host", size(state.host_bytes)))
     if state.mapped_bytes:
         facts.append(("disk", size(state.mapped_bytes)))

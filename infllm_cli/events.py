@@ -48,6 +48,13 @@ class Looked:
 
 
 @dataclass(frozen=True, slots=True)
+class Quoted:
+    """The sentence of the document that fits the question best; before the first token."""
+
+    passage: Passage
+
+
+@dataclass(frozen=True, slots=True)
 class TokenOut:
     """A piece of the answer's text became certain."""
 
@@ -65,6 +72,7 @@ class Answer:
         first_token_seconds: from the question to the first token.
         evidence: passages attended most, best first.
         reread: passages that stood as text beside the question, in document order.
+        quote: the sentence of the document that fits the question best, if one was asked for.
     """
 
     question: str
@@ -75,3 +83,4 @@ class Answer:
     first_token_seconds: float
     evidence: list[Passage] = field(default_factory=list)
     reread: list[Passage] = field(default_factory=list)
+    quote: Passage | None = None

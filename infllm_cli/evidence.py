@@ -147,7 +147,10 @@ class AttentionRecord:
     def passage(self, index: int, score: float = 0.0) -> Passage:
         """Passage `index` of the document."""
         first, last = self.units.borders[index], self.units.borders[index + 1] - 1
-        start, end = int(self.tokens.spans[first, 0]), int(self.tokens.spans[last, 1])
+        return self.span(int(self.tokens.spans[first, 0]), int(self.tokens.spans[last, 1]), score)
+
+    def span(self, start: int, end: int, score: float = 0.0) -> Passage:
+        """Characters [start, end) of the document, without white space around them."""
         _, start, end = self.document.own(start, end)
         text = self.document.text[start:end]
         # Lines of the words, not of the blank lines around them.

@@ -24,6 +24,19 @@ if TYPE_CHECKING:
     from infllm_cli.reader import Memory, Reader
 
 KEY_DIGITS = 32
+# What does not change what a model computes, or is known otherwise.
+_OF_NO_ACCOUNT = {
+    "_name_or_path",
+    "name_or_path",
+    "transformers_version",
+    "architectures",
+    "dtype",
+    "torch_dtype",
+    "use_cache",
+    "bos_token_id",
+    "eos_token_id",
+    "pad_token_id",
+}
 # Decides how the memory is asked, not what it holds.
 _ASKING = {"answer_blocks", "answer_lookup"}
 
@@ -42,12 +55,12 @@ def key_facts(
         "format": FORMAT,
         "document": [document.sha256, *(part.sha256 for part in document.parts)],
         # Of the tokens as read: whatever tokenizer, template and encoding gave, it is in here.
-        "prefix": _sha256(reader.prompt.prefix.astype("<i4").tobytes()),
+        "prefix": prefix_of(reader),
         "ids": _sha256(memory.tokens.ids.astype("<i4").tobytes()),
         "spans": _sha256(memory.tokens.spans.astype("<i8").tobytes()),
-        "weights": _weights(loaded, cache_dir, report),
+        "weights": weights_of(loaded, cache_dir, report),
         "model": fingerprint(loaded.model),  # geometry, dtype, kind of device, versions
-        "layers": [_layer(layer.geometry) for layer in state.layers],
+        "layers": layers_of(memory),
         "whole": memory.whole,
         "config": config,
     }
@@ -58,7 +71,31 @@ def key_of(facts: dict[str, Any]) -> str:
     return _sha256(json.dumps(facts, sort_keys=True).encode())[:KEY_DIGITS]
 
 
-def _weights(loaded: LoadedModel, cache_dir: Path, report: Callable[[str, int, int], None]) -> str:
+def prefix_of(reader: Reader) -> str:
+    """A digest of the tokens before every document."""
+    return _sha256(reader.prompt.prefix.astype("<i4").tobytes())
+
+
+def config_of(loaded: LoadedModel) -> dict[str, Any]:
+    """The model's configuration as plain values, but for names and versions."""
+    config = loaded.model.config.to_dict()
+    told = json.loads(json.dumps(config, default=str))
+    return {name: value for name, value in told.items() if name not in _OF_NO_ACCOUNT}
+
+
+def layers_of(memory: Memory) -> list[dict[str, Any]]:
+    """The geometry of each layer, as plain values."""
+    return [_layer(layer.geometry) for layer in memory.state.layers]
+
+
+def weights_of(
+    loaded: LoadedModel, cache_dir: Path, report: Callable[[str, int, int], None]
+) -> str:
+    """A digest of the weights' bytes.
+
+    Raises:
+        OSError: they cannot be read.
+    """
     if loaded.folder is not None:
         return weights_sha256(loaded.folder, cache_dir, report)
     digest = hashlib.sha256()

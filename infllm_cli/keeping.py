@@ -17,6 +17,7 @@ from infllm_cli.errors import CapacityError
 from infllm_cli.identity import key_facts, key_of
 from infllm_cli.limits import Limits, disk_room, memories_folder
 from infllm_cli.memory import snapshot
+from infllm_cli.memory.dropping import drop_least_used
 from infllm_cli.saved import Writer
 from infllm_cli.shelf import Place, Shelf
 from infllm_cli.wording import size
@@ -63,11 +64,13 @@ class Keeper:
         self._place: Place | None = None
         self._spill: Place | None = None
         self._writer: Writer | None = None
+        self._filled = 0  # segments
         self._mapped = 0  # segments, from the first on
         self._wrote = time.monotonic()
         self._took = 0.0  # seconds, the last checkpoint
         need = needed(reader, memory)
-        self._pressed = need.host_bytes > limits.host
+        self._pressed = need.host_peak_bytes > limits.host
+        self._spill_room: int | None = None  # bytes of disk, where they do not suffice
         try:
             if limits.save:
                 self._find(reader, cache_dir, progress)
@@ -125,7 +128,7 @@ class Keeper:
             return
         record = place.record
         there = record.size if record is not None else 0
-        wanted = _saved_bytes(need, self.memory)
+        wanted = saved_size(need, self.memory)
         room = disk_room(self.shelf, self.limits.disk, self.key)
         reason = None
         if wanted > self.limits.budget:
@@ -145,7 +148,12 @@ class Keeper:
     def _plan_spilling(self, need: budget.Need) -> None:
         """Have a folder for the blocks that do not fit the RAM."""
         segment = self.memory.state.segment_bytes
-        wanted = need.host_bytes - self.limits.host + segment
+        wanted = need.host_peak_bytes - self.limits.host + segment
+        room = disk_room(self.shelf, self.limits.disk, self.key)
+        if self.limits.allow_drop and wanted > room:
+            self._spill_room = wanted = room
+            if room < segment:
+                return
         self.shelf.make_room(self.limits.budget, self._free_for(wanted), self.key)
         try:
             self._spill = self.shelf.spill_folder()
@@ -168,8 +176,12 @@ class Keeper:
         Raises:
             CapacityError: there is no room in RAM, and the disk is full.
         """
+        if (filled := snapshot.segments_of(self.memory.state)) != self._filled:
+            self._filled = filled
+            machine.give_back_memory()  # of packing, and of the tail
         writer = self._writer
         if writer is None:
+            self._drop()
             return
         if self._spill is None:
             writer.write_segments(self.memory.state)
@@ -200,12 +212,9 @@ class Keeper:
             return
         writer, state = self._writer, self.memory.state
         assert writer is not None
-        chunk = state.config.chunk_tokens // state.config.block_tokens + 1
-        ahead = chunk * sum(layer.arena.block_bytes for layer in state.tiered)
-        while (
-            self._mapped < snapshot.segments_of(state)
-            and state.host_bytes + ahead > self.limits.host
-        ):
+        while self._mapped < snapshot.segments_of(state) and self._above_limit():
+            if self._spill_room is not None and self._spill_room < state.segment_bytes:
+                break
             if not writer.map_segment(state, self._mapped):
                 # What is only moved is written when it has to go.
                 writer.write_segments(state, self._mapped + 1)
@@ -218,6 +227,8 @@ class Keeper:
                 # Mapped it lives on without a name, and ends with this process whatever happens.
                 (self._spill.folder / writer.segments[self._mapped].name).unlink()
             self._mapped += 1
+            if self._spill_room is not None:
+                self._spill_room -= state.segment_bytes
             if not self.moved:
                 self.moved = True
                 self._note(
@@ -228,6 +239,29 @@ class Keeper:
             for segment in layer.arena.segments[: self._mapped]:
                 if segment.release is not None:
                     segment.release()
+        if self._spill_room is not None:
+            self._drop()
+
+    def _above_limit(self) -> bool:
+        """Whether another chunk would pass the host limit."""
+        state = self.memory.state
+        chunk = state.config.chunk_tokens // state.config.block_tokens + 1
+        ahead = chunk * sum(layer.arena.block_bytes for layer in state.tiered)
+        return state.host_bytes + ahead > self.limits.host
+
+    def _drop(self) -> None:
+        """Give up the least used blocks until the limit holds, if that is allowed and needed."""
+        if not (self._pressed and self.limits.allow_drop) or self.memory.complete:
+            return
+        state = self.memory.state
+        first = state.dropped == 0
+        while self._above_limit() and drop_least_used(state, state.config.segment_blocks):
+            pass
+        if first and state.dropped:
+            self._note(
+                f"the host limit of {size(self.limits.host)} is reached and the disk has no room: "
+                "the least used blocks are dropped (--allow-drop)."
+            )
 
     def _give_up(self, *, reading: bool = True) -> None:
         """Writing has failed: nothing partial stays, and a reading goes on if the RAM suffices.
@@ -244,7 +278,7 @@ class Keeper:
         self.kept_tokens = 0
         if self._place is not None:
             self._place.clear()
-        if self._pressed and reading:
+        if self._pressed and reading and not self.limits.allow_drop:
             raise CapacityError(
                 f"{self.shelf.folder}: {reason}, and the host limit of {size(self.limits.host)} "
                 "is reached. Free some space, or raise --host-limit."
@@ -317,6 +351,7 @@ def needed(reader: Reader, memory: Memory) -> budget.Need:
     )
 
 
-def _saved_bytes(need: budget.Need, memory: Memory) -> int:
+def saved_size(need: budget.Need, memory: Memory) -> int:
+    """Bytes that the files of a memory take, at most."""
     config, layers = memory.state.config, len(memory.state.layers)
     return budget.saved_bytes(need, config, layers, memory.prefix_tokens + len(memory.tokens))

@@ -20,12 +20,14 @@ class Limits:
         disk: files of this document; None: what is free.
         budget: all saved memories together.
         save: whether to keep the memory for the next command.
+        allow_drop: whether blocks that neither RAM nor disk hold may be given up.
     """
 
     host: int
     disk: int | None
     budget: int
     save: bool = True
+    allow_drop: bool = False
 
     @classmethod
     def usual(cls) -> Limits:
@@ -34,7 +36,11 @@ class Limits:
 
 
 def parse_limits(
-    host_limit: str | None, disk_limit: str | None, memory_budget: str, save: bool
+    host_limit: str | None,
+    disk_limit: str | None,
+    memory_budget: str,
+    save: bool,
+    allow_drop: bool = False,
 ) -> Limits:
     """The limits that flags give; by default half of the memory that is free.
 
@@ -46,7 +52,8 @@ def parse_limits(
     else:
         host = machine.parse_size(host_limit, "--host-limit")
     disk = None if disk_limit is None else machine.parse_size(disk_limit, "--disk-limit")
-    return Limits(host, disk, machine.parse_size(memory_budget, "--memory-budget"), save)
+    budget = machine.parse_size(memory_budget, "--memory-budget")
+    return Limits(host, disk, budget, save, allow_drop)
 
 
 def memories_folder(cache_dir: Path) -> Path:

@@ -70,6 +70,26 @@ def remove(cache_dir: Path, keys: Sequence[str], *, every: bool = False) -> None
         raise InfllmError(f"in use, not removed: {', '.join(used)}.")
 
 
+def prune(cache_dir: Path, most: int) -> str:
+    """Remove the least recently used memories until all take at most `most` bytes; a line for each.
+
+    What processes that were killed have moved out of the RAM goes, too.
+
+    Raises:
+        InfllmError: those that are left are in use, and take more.
+    """
+    shelf = Shelf(memories_folder(cache_dir))
+    shelf.sweep()
+    gone = shelf.make_room(most)
+    left = sum(entry.size for entry in shelf.entries())
+    if left > most:
+        raise InfllmError(
+            f"the memories that are left take {size(left)} and are in use; {len(gone)} are gone."
+        )
+    names = [(e.key[:12], e.record.document if e.record else "", size(e.size)) for e in gone]
+    return "".join("\t".join(map(visible, facts)) + "\n" for facts in names)
+
+
 def path(cache_dir: Path, key: str | None) -> Path:
     """The folder of a memory, or of all of them.
 

@@ -23,6 +23,15 @@ class Dtype(str, enum.Enum):
     F32 = "f32"
 
 
+class StoreChoice(str, enum.Enum):
+    """Choices of --store."""
+
+    FULL = "full"
+    INT8 = "int8"
+    FP8 = "fp8"
+    INT4 = "int4"
+
+
 class AnsweringChoice(str, enum.Enum):
     """Choices of --answering."""
 
@@ -45,6 +54,14 @@ class WordingChoice(str, enum.Enum):
     AUTO = "auto"
     OWN = "own"
     QUOTED = "quoted"
+
+
+class QuoteChoice(str, enum.Enum):
+    """Choices of --quote."""
+
+    AUTO = "auto"
+    ALWAYS = "always"
+    NEVER = "never"
 
 
 class WayChoice(str, enum.Enum):
@@ -172,6 +189,16 @@ WordingOption = Annotated[
         "own sentences; auto: quoted for models below a billion parameters.",
     ),
 ]
+Output = Annotated[
+    Path | None,
+    typer.Option(
+        "--output",
+        "-o",
+        metavar="FILE.infllm",
+        help="Write the memory to a file as well, which can be moved and asked.",
+        show_default=False,
+    ),
+]
 Window = Annotated[
     int | None,
     typer.Option(envvar="INFLLM_WINDOW", help="Local window, tokens.", rich_help_panel=ADVANCED),
@@ -196,6 +223,16 @@ Chunk = Annotated[
     int | None,
     typer.Option(envvar="INFLLM_CHUNK", help="Tokens per reading step.", rich_help_panel=ADVANCED),
 ]
+Store = Annotated[
+    StoreChoice,
+    typer.Option(
+        "--store",
+        envvar="INFLLM_STORE",
+        help="How keys and values are kept. full: as the model makes them; int8, fp8: about half "
+        "of 16 bits; int4: about a quarter.",
+        rich_help_panel=LIMITS,
+    ),
+]
 RereadTokens = Annotated[
     int,
     typer.Option(
@@ -213,14 +250,12 @@ Candidates = Annotated[
         rich_help_panel=ADVANCED,
     ),
 ]
-ContrastOption = Annotated[
-    float,
+Quote = Annotated[
+    QuoteChoice,
     typer.Option(
-        "--contrast",
-        envvar="INFLLM_CONTRAST",
-        help="How much what the document adds outweighs what the model would say without it; "
-        "0: not at all.",
-        rich_help_panel=ADVANCED,
+        envvar="INFLLM_QUOTE",
+        help="Begin the answer with the sentence of the document that fits the question best; "
+        "auto: where the model is small (below a billion parameters).",
     ),
 ]
 HostLimit = Annotated[
@@ -240,6 +275,15 @@ DiskLimit = Annotated[
         envvar="INFLLM_DISK_LIMIT",
         help="Most disk for the keys and values of this document.",
         show_default="what is free, less a reserve",
+        rich_help_panel=LIMITS,
+    ),
+]
+AllowDrop = Annotated[
+    bool,
+    typer.Option(
+        "--allow-drop",
+        help="Give up the least used blocks of a document that RAM and disk do not hold, instead "
+        "of refusing it.",
         rich_help_panel=LIMITS,
     ),
 ]

@@ -67,7 +67,7 @@ class Plan:
     def memory_bytes(self, need: Need) -> int:
         """RAM that a policy takes altogether, with the weights (0 where they are unknown)."""
         rest = LIBRARY_BYTES + WORKING_BYTES * self.tokens
-        total = need.host_bytes + rest
+        total = need.host_peak_bytes + rest
         if self.model.get("device", "cpu") == "cpu":
             total += need.device_bytes + need.device_growing_bytes + (self.weight_bytes or 0)
         return total
@@ -77,7 +77,7 @@ class Plan:
         return (
             self.memory_bytes(need) <= self.available_bytes
             and need.disk_bytes <= self.free_disk_bytes
-            and need.host_bytes <= (self.host_limit_bytes or need.host_bytes)
+            and need.host_peak_bytes <= (self.host_limit_bytes or need.host_peak_bytes)
         )
 
 
@@ -88,7 +88,7 @@ def plan_document(
     cache_dir: Path | None = None,
     device: str = "auto",
     dtype: str = "auto",
-    sizes: dict[str, int | None] | None = None,
+    sizes: dict[str, Any] | None = None,
     limits: Limits | None = None,
     progress: Callable[[str, int, int], None] | None = None,
 ) -> Plan:
@@ -168,9 +168,14 @@ def within(need: Need, limits: Limits, least: int, saved: int) -> Need:
             does not fit.
         saved: bytes of the files of the saved memory, which hold every block; 0: it is not saved.
     """
-    host = need.host_bytes
+    host = need.host_peak_bytes
     if host > limits.host >= least:
-        return replace(need, host_bytes=limits.host, disk_bytes=saved or host - limits.host)
+        return replace(
+            need,
+            host_bytes=limits.host,
+            host_reading_bytes=0,
+            disk_bytes=saved or host - limits.host,
+        )
     return replace(need, disk_bytes=saved)
 
 
@@ -181,7 +186,7 @@ def plan_shape(
     tokens: int,
     *,
     dtype: str = "auto",
-    sizes: dict[str, int | None] | None = None,
+    sizes: dict[str, Any] | None = None,
 ) -> Plan:
     """Plan for a model that is not here, by its figures.
 

@@ -8,7 +8,6 @@ text whatever they contain.
 from __future__ import annotations
 
 import contextlib
-import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,24 +22,6 @@ FIRST_MARKER = "\x02document\x03"
 # about the text and not as its continuation. On the sample story the default model then answers 12
 # instead of 10 of 24 questions from four passages.
 ACKNOWLEDGED = "I have read the text. What is your question?"
-# Two worked examples between document and question show a small model that an answer is a few words
-# of the text. It also takes them for the text: `contrast` mends most of that (without it they do
-# harm: 4 instead of 10 of 24 questions), and what they answer is held back unless the passages say
-# it, too. So their answers begin with words of one token in the default model's vocabulary.
-EXAMPLES = (
-    (
-        "The old lighthouse on Gull Rock was painted red and white in 1902, and its keeper, a "
-        "widower named Leon Pell, grew leeks behind it.",
-        "What is the name of the keeper of the lighthouse?",
-        "Leon Pell.",
-    ),
-    (
-        "She paid the carter twenty shillings and waited. It was only after supper that her "
-        "brother came, carrying a lantern and a wet umbrella.",
-        "How much did she pay the carter?",
-        "Twenty shillings.",
-    ),
-)
 TASK = "Answer the question from the text above, in a few words.\n\n"
 QUESTION = "Question: "
 PLAIN_ANSWER = "\nAnswer:"  # where there is no chat template
@@ -54,30 +35,23 @@ class Prompt:
     Attributes:
         prefix: [n] ids before the document (system message, opening of the user's turn, BOS).
         turn: [n] ids between the document and the turn that asks.
-        shown: [n] the same, with examples of questions and answers on the way.
         closing: [n] ids after the question (end of the user's turn, opening of the answer).
+        one_turn: [n] and [m] ids before and after a text and its question that share one turn.
         stop_ids: ids that end an answer.
-        example_words: the words of the examples' answers in lower case, by their ids.
         is_chat: whether the model has a chat template.
     """
 
     tokenizer: PlainTokenizer
     prefix: np.ndarray
     turn: np.ndarray
-    shown: np.ndarray
     closing: np.ndarray
+    one_turn: tuple[np.ndarray, np.ndarray]
     stop_ids: frozenset[int]
-    example_words: dict[int, str]
     is_chat: bool
 
     def plain_ids(self, text: str) -> np.ndarray:
         """Ids [n] of a text, never a control token among them."""
         return self.tokenizer.encode(text).ids.astype(np.int64)
-
-    def foreign_to(self, text: str) -> list[int]:
-        """Ids of what the examples answered and a text does not say."""
-        said = text.lower()
-        return [index for index, word in self.example_words.items() if word not in said]
 
     def task_ids(self) -> np.ndarray:
         """Ids [n] of what is said before the question."""
@@ -97,10 +71,10 @@ def build_prompt(tokenizer: Any, generation_config: Any) -> Prompt:
     control = _stop_ids(generation_config, tokenizer)
     is_chat = bool(getattr(tokenizer, "chat_template", None))
     before, between, after = "", "\n\n", PLAIN_ANSWER
-    shown = between
+    opening, ending = before, after
     if is_chat:
-        before, between, after = _turns(tokenizer, [])
-        _, shown, _ = _turns(tokenizer, _example_turns())
+        before, between, after = _turns(tokenizer)
+        opening, ending = _one_turn(tokenizer)
         control |= _turn_end(tokenizer)
     prefix = _one_bos(tokenizer, _ids(tokenizer, before))
     plain = PlainTokenizer(tokenizer.backend_tokenizer, control)
@@ -108,20 +82,18 @@ def build_prompt(tokenizer: Any, generation_config: Any) -> Prompt:
         tokenizer=plain,
         prefix=prefix,
         turn=_ids(tokenizer, between),
-        shown=_ids(tokenizer, shown),
         closing=_ids(tokenizer, after),
+        one_turn=(_one_bos(tokenizer, _ids(tokenizer, opening)), _ids(tokenizer, ending)),
         stop_ids=frozenset(control),
-        example_words=_example_words(plain, tokenizer),
         is_chat=is_chat,
     )
 
 
-def _turns(tokenizer: Any, examples: list[dict[str, str]]) -> tuple[str, str, str]:
+def _turns(tokenizer: Any) -> tuple[str, str, str]:
     """What the template writes before the document, between it and the question, and after."""
     conversation = [
         {"role": "user", "content": FIRST_MARKER},
         {"role": "assistant", "content": ACKNOWLEDGED},
-        *examples,
         {"role": "user", "content": MARKER},
     ]
     with contextlib.suppress(ModelError):  # a template that takes no answers
@@ -131,32 +103,16 @@ def _turns(tokenizer: Any, examples: list[dict[str, str]]) -> tuple[str, str, st
             between, _, after = rest.partition(MARKER)
             return before, between, after
     # A template that drops earlier turns: document and question share one.
-    pieces = _render(tokenizer, conversation[-1:]).split(MARKER)
+    opening, ending = _one_turn(tokenizer)
+    return opening, "\n\n", ending
+
+
+def _one_turn(tokenizer: Any) -> tuple[str, str]:
+    """What the template writes around a user's only message."""
+    pieces = _render(tokenizer, [{"role": "user", "content": MARKER}]).split(MARKER)
     if len(pieces) != 2:
         raise ModelError("the model's chat template does not keep the user's message as it is.")
-    return pieces[0], "\n\n", pieces[1]
-
-
-def _example_turns() -> list[dict[str, str]]:
-    turns = []
-    for text, question, answer in EXAMPLES:
-        asked = f"{text}\n\n{TASK}{QUESTION}{question}"
-        turns.append({"role": "user", "content": asked})
-        turns.append({"role": "assistant", "content": answer})
-    return turns
-
-
-def _example_words(plain: PlainTokenizer, tokenizer: Any) -> dict[int, str]:
-    """Ids of whole words only: a piece of a word stands in too many others."""
-    words = {}
-    for _, _, answer in EXAMPLES:
-        whole = re.findall(r"\w+", answer.lower())
-        for text in (answer, " " + answer):
-            for index in plain.encode(text).ids.tolist():
-                word = tokenizer.decode([index]).strip().lower()
-                if len(word) > 3 and word in whole:
-                    words[int(index)] = word
-    return words
+    return pieces[0], pieces[1]
 
 
 def _render(tokenizer: Any, conversation: list[dict[str, str]]) -> str:

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -19,10 +19,9 @@ from torch import Tensor
 from infllm_cli import budget, prompts
 from infllm_cli.asking import Asking
 from infllm_cli.attention import MemoryCall, forward
-from infllm_cli.contrast import Contrast
 from infllm_cli.document import Document
 from infllm_cli.errors import CapacityError, DocumentError, InfllmError, UsageError
-from infllm_cli.events import Answer, ChunkRead, Looked, TokenOut
+from infllm_cli.events import Answer, ChunkRead, Looked, Quoted, TokenOut
 from infllm_cli.memory.config import MemoryConfig
 from infllm_cli.memory.model_memory import ModelMemory
 from infllm_cli.memory.step import Phase, Step
@@ -60,8 +59,8 @@ class Memory:
     reused_tokens: int = 0  # from a saved memory
     read_seconds: float = 0.0
     device_bytes_peak: int = 0
-    # What any question looks at, without and with examples on the way; found when first needed.
-    neutral: dict[bool, Impression] = field(default_factory=dict)
+    # What any question looks at; found when first needed.
+    neutral: Impression | None = None
 
     @property
     def first_position(self) -> int:
@@ -111,9 +110,9 @@ class Reader:
             self.prompt = prompts.build_prompt(loaded.tokenizer, loaded.model.generation_config)
 
     @cached_property
-    def contrast(self) -> Contrast:
-        """The model without a document."""
-        return Contrast(self)
+    def parameters(self) -> int:
+        """Of the model, all together."""
+        return sum(parameter.numel() for parameter in self.model.parameters())
 
     @classmethod
     def load(
@@ -124,7 +123,7 @@ class Reader:
         dtype: str = "auto",
         cache_dir: Path | None = None,
         progress: Callable[[str, int, int], None] | None = None,
-        **sizes: int | None,
+        **sizes: Any,
     ) -> Reader:
         """Find (fetch, convert) and load a model.
 
@@ -150,7 +149,7 @@ class Reader:
     def reserve_for(self, questions: list[str], options: AnswerOptions) -> int:
         """Tokens that the longest question and its answer take behind a document."""
         longest = max((len(self.prompt.question_ids(q)) for q in questions), default=0)
-        around = len(self.prompt.shown) + len(self.prompt.task_ids()) + len(self.prompt.closing)
+        around = len(self.prompt.turn) + len(self.prompt.task_ids()) + len(self.prompt.closing)
         return longest + around + options.max_tokens
 
     # -- reading ----------------------------------------------------------------------------
@@ -190,9 +189,17 @@ class Reader:
         trained = self.loaded.trained_length
         # Whatever the question and its answer take: a saved memory is to serve all of them.
         whole = allow_whole and context + RESERVE_TOKENS <= trained
-        reserve_tokens = max(reserve_tokens, RESERVE_TOKENS)
         if host_limit_bytes is not None and not whole:
             self._check_limit(document, len(tokens.ids), host_limit_bytes, disk_bytes)
+        return self.empty(document, tokens, whole=whole, reserve_tokens=reserve_tokens)
+
+    def empty(
+        self, document: Document, tokens: Tokens, *, whole: bool, reserve_tokens: int
+    ) -> Memory:
+        """A memory of a document of which nothing has been read."""
+        context = len(self.prompt.prefix) + len(tokens.ids)
+        reserve_tokens = max(reserve_tokens, RESERVE_TOKENS)
+        trained = self.loaded.trained_length
         length = context + reserve_tokens if whole else self.config.context_tokens
         state = ModelMemory(
             self.loaded.layers_for(length),
@@ -213,7 +220,7 @@ class Reader:
         ]
         context = len(self.prompt.prefix) + tokens
         value_bytes = self.loaded.dtype.itemsize
-        needed = budget.infllm(layers, value_bytes, self.config, context).host_bytes
+        needed = budget.infllm(layers, value_bytes, self.config, context).host_peak_bytes
         least = budget.least_host_bytes(layers, value_bytes, self.config)
         if not budget.fits_host_and_disk(needed, least, times * limit, times * disk):
             about = "about " if times > 1 else ""
@@ -267,7 +274,7 @@ class Reader:
 
     def ask_steps(
         self, memory: Memory, question: str, options: AnswerOptions | None = None
-    ) -> Iterator[Looked | TokenOut | Answer]:
+    ) -> Iterator[Looked | Quoted | TokenOut | Answer]:
         """Ask a question; the last event is the `Answer`.
 
         The memory is as before when the iterator ends or is closed.
@@ -288,7 +295,7 @@ class Reader:
         question: str,
         options: AnswerOptions | None = None,
         *,
-        on_event: Callable[[Looked | TokenOut], None] | None = None,
+        on_event: Callable[[Looked | Quoted | TokenOut], None] | None = None,
     ) -> Answer:
         """Ask a question and wait for the answer; arguments and errors as `ask_steps`."""
         answer = None

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from infllm_cli.console import Console
 
 
+ANY = 2**62  # bytes of disk, where what they do not hold may be dropped
+
+
 @dataclass(frozen=True)
 class Source:
     """A document, and how it is to be read."""
@@ -49,12 +52,17 @@ def load_reader(source: Source, console: Console) -> Reader:
         progress=console.fetching,
         **source.sizes.as_dict(),
     )
+    tell_plain_form(reader, console)
+    return reader
+
+
+def tell_plain_form(reader: Reader, console: Console) -> None:
+    """Say that a model is not asked as a chat."""
     if not reader.prompt.is_chat:
         console.note(
             f"{reader.loaded.name} has no chat template: it is asked in a plain form, as "
             "'Question: ... Answer:'."
         )
-    return reader
 
 
 def open_memory(source: Source, reader: Reader, console: Console, reserve_tokens: int) -> Memory:
@@ -66,13 +74,14 @@ def open_memory(source: Source, reader: Reader, console: Console, reserve_tokens
     """
     console.stage("tokenizing")
     limits = source.limits.parsed()
+    shelf = Shelf(memories_folder(source.model.cache))
     return reader.open(
         source.document,
         reserve_tokens=reserve_tokens,
         # Sizes given by hand are meant for the tiers.
-        allow_whole=all(size is None for size in source.sizes.as_dict().values()),
+        allow_whole=not source.sizes.given,
         host_limit_bytes=limits.host,
-        disk_bytes=disk_room(Shelf(memories_folder(source.model.cache)), limits.disk),
+        disk_bytes=ANY if limits.allow_drop else disk_room(shelf, limits.disk),
     )
 
 

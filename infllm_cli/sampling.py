@@ -19,6 +19,14 @@ class Answering(enum.Enum):
     PASSAGES = "passages"  # BM25's passages as text, no memory: what a retrieval script does
 
 
+class Quoting(enum.Enum):
+    """Whether the sentence that fits the question best is quoted before the answer."""
+
+    AUTO = "auto"  # by models of less than a billion parameters, with memory and passages
+    ALWAYS = "always"
+    NEVER = "never"
+
+
 @dataclass(frozen=True, slots=True)
 class AnswerOptions:
     """How an answer is generated; temperature 0 is greedy.
@@ -32,9 +40,9 @@ class AnswerOptions:
     top_p: float = 1.0
     seed: int = 0
     answering: Answering = Answering.BOTH
-    reread_tokens: int = 360  # about three passages: more of them distract a small model
+    reread_tokens: int = 480  # about four passages: more of them distract a small model
     candidates: int = 128  # passages whose likelihood is judged
-    contrast: float = 0.0  # strength of `infllm_cli.contrast`
+    quote: Quoting = Quoting.AUTO
 
     def __post_init__(self) -> None:
         """Refuse what cannot be sampled from."""
@@ -48,8 +56,6 @@ class AnswerOptions:
             raise UsageError(f"--reread-tokens is {self.reread_tokens}; it cannot be negative.")
         if self.candidates < 0:
             raise UsageError(f"--candidates is {self.candidates}; it cannot be negative.")
-        if not 0 <= self.contrast <= 5:
-            raise UsageError(f"--contrast is {self.contrast}; choose 0 (off) to 5.")
 
 
 class Sampler:

@@ -21,7 +21,7 @@ from typing import IO, Any
 from infllm_cli.checksums import PARTIAL, FileRecord
 from infllm_cli.errors import UsageError
 
-FORMAT = 1  # of the files of a memory; part of its key as well
+FORMAT = 2  # of the files of a memory; part of its key as well
 MANIFEST = "memory.json"
 LOCK = "lock"
 SPILLED = "spilled-"  # folders of blocks that are not kept, only out of the RAM
@@ -225,19 +225,22 @@ class Shelf:
 
     def make_room(
         self, most: int, enough: Callable[[], bool] = lambda: True, keep: str | None = None
-    ) -> None:
-        """Remove the least recently used memories.
+    ) -> list[Entry]:
+        """Remove the least recently used memories; those that are gone.
 
         Until the others take at most `most` bytes and `enough` says so. Neither `keep` nor one
         that is in use goes.
         """
+        gone: list[Entry] = []
         entries = [entry for entry in self.entries() if entry.key != keep]
         total = sum(entry.size for entry in entries)
         for entry in reversed(entries):
             if total <= most and enough():
-                return
+                break
             if self.remove(entry.key):
+                gone.append(entry)
                 total -= entry.size
+        return gone
 
 
 def _entry(folder: Path) -> Entry:

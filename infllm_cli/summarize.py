@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TextIO
 
-from infllm_cli.ask import as_json, json_line, passage_as_json, peak_bytes
 from infllm_cli.digests import PassDone, PieceTold, Summary
 from infllm_cli.errors import Interrupted, UsageError
 from infllm_cli.keeping import Keeper
@@ -14,6 +13,7 @@ from infllm_cli.reading import Source, kept, load_reader, open_memory
 from infllm_cli.summarizing import Summarizing
 from infllm_cli.summary_options import SummaryOptions
 from infllm_cli.telling import distinct_4grams
+from infllm_cli.told import as_json, json_line, passage_as_json, peak_bytes
 from infllm_cli.wording import visible
 
 if TYPE_CHECKING:

@@ -14,6 +14,7 @@ import mmap
 import warnings
 import zlib
 from collections.abc import Callable, Iterator
+from io import RawIOBase
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +24,7 @@ from torch import Tensor
 from infllm_cli.checksums import PAGE, PARTIAL, PIECE_BYTES, BrokenFile, FileRecord
 
 _PADDING = "padding."
+_SEAL, _SEAL_BYTES = "crc32", 4
 _NAMES = {
     torch.float32: "F32",
     torch.float16: "F16",
@@ -31,16 +33,27 @@ _NAMES = {
     torch.int32: "I32",
     torch.int16: "I16",
     torch.uint8: "U8",
+    torch.int8: "I8",
+    torch.float8_e4m3fn: "F8_E4M3",
 }
 _DTYPES = {name: dtype for dtype, name in _NAMES.items()}
 
 
-def write_tensors(path: Path, tensors: dict[str, Tensor], facts: dict[str, str]) -> FileRecord:
+def write_tensors(
+    path: Path,
+    tensors: dict[str, Tensor],
+    facts: dict[str, str],
+    *,
+    sealed: bool = False,
+    done: Callable[[str], None] = lambda name: None,
+) -> FileRecord:
     """Write tensors to a file that is there only when it is whole.
 
     Args:
         tensors: on the host, of any strides.
         facts: text, for the file's metadata.
+        sealed: end with a tensor that holds the checksum of everything before it.
+        done: is told of each tensor that has been written.
 
     Raises:
         OSError: nothing of it is left.
@@ -49,11 +62,15 @@ def write_tensors(path: Path, tensors: dict[str, Tensor], facts: dict[str, str])
     checksum = size = 0
     try:
         with partial.open("wb", buffering=0) as file:
-            for piece in _pieces(tensors, facts):
+            for piece in _pieces(tensors, facts, sealed, done):
                 checksum = zlib.crc32(piece, checksum)
                 size += len(piece)
-                while len(piece):  # a disk that is nearly full takes a part
-                    piece = piece[file.write(piece) :]
+                _write(file, piece)
+            if sealed:
+                seal = checksum.to_bytes(_SEAL_BYTES, "little")
+                checksum = zlib.crc32(seal, checksum)
+                size += len(seal)
+                _write(file, memoryview(seal))
         partial.replace(path)
     except BaseException:
         with contextlib.suppress(OSError):
@@ -62,7 +79,33 @@ def write_tensors(path: Path, tensors: dict[str, Tensor], facts: dict[str, str])
     return FileRecord(path.name, size, checksum)
 
 
-def _pieces(tensors: dict[str, Tensor], facts: dict[str, str]) -> Iterator[memoryview]:
+def _write(file: RawIOBase, piece: memoryview) -> None:
+    while len(piece):  # a disk that is nearly full takes a part
+        piece = piece[file.write(piece) :]
+
+
+def check_sealed(path: Path) -> None:
+    """Compare a file that was sealed with its checksum.
+
+    Raises:
+        BrokenFile: it cannot be read, or is not what was written.
+    """
+    checksum, held = 0, b""
+    try:
+        with path.open("rb", buffering=0) as file:
+            while piece := file.read(PIECE_BYTES):
+                piece = held + piece
+                held = piece[-_SEAL_BYTES:]
+                checksum = zlib.crc32(memoryview(piece)[:-_SEAL_BYTES], checksum)
+    except OSError as error:
+        raise BrokenFile(f"{path}: {error.strerror or error}") from None
+    if held != checksum.to_bytes(_SEAL_BYTES, "little"):
+        raise BrokenFile(f"{path}: its checksum is another one")
+
+
+def _pieces(
+    tensors: dict[str, Tensor], facts: dict[str, str], sealed: bool, done: Callable[[str], None]
+) -> Iterator[memoryview]:
     header: dict[str, object] = {"__metadata__": facts}
     at = padding = 0
 
@@ -79,11 +122,14 @@ def _pieces(tensors: dict[str, Tensor], facts: dict[str, str]) -> Iterator[memor
         if fill:
             place(f"{_PADDING}{padding}", "U8", [fill], fill)
             padding += 1
+    if sealed:
+        place(_SEAL, "U8", [_SEAL_BYTES], _SEAL_BYTES)
     text = json.dumps(header).encode()
     text += b" " * (-(len(text) + 8) % PAGE)
     yield memoryview(len(text).to_bytes(8, "little") + text)
-    for tensor, fill in zip(tensors.values(), fills, strict=True):
+    for (name, tensor), fill in zip(tensors.items(), fills, strict=True):
         yield from _bytes_of(tensor)
+        done(name)
         if fill:
             yield memoryview(bytes(fill))
 

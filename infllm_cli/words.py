@@ -47,6 +47,26 @@ class WordIndex:
         self._postings = postings
         self._damping = K1 * (1 - B + B * lengths / max(lengths.mean(), 1e-9))
 
+    def weights(self, question: str) -> np.ndarray:
+        """How much each word [W] of a question tells: its inverse document frequency."""
+        total = len(self._damping)
+        found = [len(self._postings.get(word, ())) for word in sorted(set(words_of(question)))]
+        return np.log(1 + (total - np.asarray(found) + 0.5) / (np.asarray(found) + 0.5))
+
+    def judge(self, question: str, texts: list[str]) -> tuple[np.ndarray, np.ndarray]:
+        """BM25 scores [n] of texts among each other, and whether they hold each word [n, W].
+
+        A word weighs what it weighs in the document's passages.
+        """
+        asked = sorted(set(words_of(question)))
+        counted = [Counter(words_of(text)) for text in texts]
+        counts = np.array([[held[word] for word in asked] for held in counted], dtype=float)
+        counts = counts.reshape(len(texts), len(asked))
+        lengths = np.array([held.total() for held in counted], dtype=float)
+        damping = K1 * (1 - B + B * lengths / max(lengths.mean(), 1e-9))
+        scores = counts * (K1 + 1) / (counts + damping[:, None]) @ self.weights(question)
+        return scores, counts > 0
+
     def scores(self, question: str) -> np.ndarray:
         """The BM25 score [P] of every passage."""
         total = len(self._damping)

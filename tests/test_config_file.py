@@ -61,11 +61,14 @@ def test_every_setting_has_a_flag_and_an_environment_variable_and_no_other_flag_
 
 def test_flag_environment_file_default_in_this_order(config, asked, monkeypatch):
     assert asked().options.max_tokens == 256
-    config("max-tokens = 11\ndtype = 'f32'\ntemperature = 1\ncache-dir = '~/models'\nwindow = 99")
+    config(
+        "store = 'full'\nmax-tokens = 11\ndtype = 'f32'\ntemperature = 1\n"
+        "cache-dir = '~/models'\nwindow = 99"
+    )
     request = asked()
     assert (request.options.max_tokens, request.options.temperature) == (11, 1.0)
     assert request.model.dtype.value == "f32"
-    assert request.sizes.window == 99
+    assert (request.sizes.window, request.sizes.store.value) == (99, "full")
     assert "~" not in str(request.model.cache_dir) and request.model.cache_dir.name == "models"
     monkeypatch.setenv("INFLLM_MAX_TOKENS", "22")
     assert asked().options.max_tokens == 22

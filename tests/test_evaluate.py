@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +90,11 @@ def test_a_verdict_goes_by_pattern_and_lines(tmp_path: Path) -> None:
     answer = Answer("Who?", "Starbuck.", "stop", 2, 1.0, 0.5, far, [])
     result = judge(question, Way.MEMORY, answer, document)
     assert (result.answered, result.reread, result.evidence) == (False, None, False)
+    # What a quote says is not the model's own.
+    answer = replace(answer, quote=Passage((2, 2), "Captain Ahab stood there.", 0.0))
+    result = judge(question, Way.BOTH, answer, document)
+    assert (result.answered, result.quoted) == (False, True)
+    assert result.as_dict()["quote"] == "Captain Ahab stood there."
 
 
 def test_every_question_is_asked_in_every_way_that_fits(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from torch import Tensor
 from infllm_cli.errors import UsageError
 from infllm_cli.memory import lookup
 from infllm_cli.memory.blocks import BlockArena
+from infllm_cli.memory.codecs import Codec
 from infllm_cli.memory.config import Lookup, MemoryConfig
 from infllm_cli.memory.layer import LayerGeometry, LayerMemory
 from infllm_cli.memory.model_memory import ModelMemory
@@ -33,6 +34,7 @@ CONFIG = MemoryConfig(
     answer_blocks=3,
     representatives_per_block=4,
     segment_blocks=5,
+    codec=Codec.FULL,
 )
 LONG = 100_000  # a trained length that nothing here reaches
 # Largest difference of outputs, which are of order 1. Keys are rounded after rotation, so in
@@ -721,9 +723,9 @@ def test_a_full_segment_is_never_copied_again() -> None:
     stream, memory = make_stream(g, 300), make_memory(g)
     [layer] = memory.tiered
     read(memory, stream, 150)
-    first = layer.arena.segments[0].keys.data_ptr()
+    first = layer.arena.segments[0].keys.codes.data_ptr()
     read(memory, stream, 150)
-    assert layer.arena.segments[0].keys.data_ptr() == first and memory.blocks > 25
+    assert layer.arena.segments[0].keys.codes.data_ptr() == first and memory.blocks > 25
     assert [part.blocks for part in layer.arena.parts()][:5] == [5] * 5
 
 

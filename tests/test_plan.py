@@ -21,6 +21,7 @@ from infllm_cli.budget import LayerShape
 from infllm_cli.document import decode_document
 from infllm_cli.errors import CapacityError, ModelError, UsageError
 from infllm_cli.limits import Limits
+from infllm_cli.memory.codecs import Codec
 from infllm_cli.memory.config import MemoryConfig
 from infllm_cli.models.loading import shapes_of
 from infllm_cli.models.probe import probe_layers
@@ -57,7 +58,7 @@ def test_a_plain_cache_takes_what_the_table_of_the_facts_says(tokens, gigabytes)
 
 
 def test_on_the_device_infllm_holds_a_constant_and_a_few_bytes_per_block():
-    config = MemoryConfig()
+    config = MemoryConfig(codec=Codec.FULL)
     needs = [budget.infllm(BIG, 2, config, n) for n in (32_768, 128_000, 1_000_000)]
     assert len({need.device_bytes for need in needs}) == 1
     # Slots for sinks and blocks, window and chunk, two chunks of slack: two keys and a value in
@@ -69,6 +70,35 @@ def test_on_the_device_infllm_holds_a_constant_and_a_few_bytes_per_block():
         assert need.host_bytes == blocks * 128 * 327_680
         assert need.device_growing_bytes == blocks * 80 * 8 * (4 * 128 + 2 * 4)
         assert need.device_growing_bytes < 0.01 * need.host_bytes
+
+
+@pytest.mark.parametrize(
+    ("codec", "share"),
+    [(Codec.FULL, 1.0), (Codec.INT8, 0.504), (Codec.FP8, 0.504), (Codec.INT4, 0.262)],
+)
+def test_a_codec_takes_its_share_of_the_bytes_of_the_model(codec, share):
+    need = budget.infllm(BIG, 2, MemoryConfig(codec=codec), 1_000_000)
+    blocks = (1_000_000 - 64 - 1024) // 128
+    assert need.host_bytes == pytest.approx(share * blocks * 128 * 327_680, rel=1e-3)
+    # The last segment is packed when it is full: until then it takes what the model's would.
+    assert need.host_reading_bytes == pytest.approx((1 - share) * 64 * 128 * 327_680, rel=1e-2)
+
+
+@pytest.mark.parametrize("codec", list(Codec))
+@pytest.mark.parametrize("kind", ["llama", "phi3", "gemma2"])
+def test_a_plan_counts_the_bytes_of_every_codec(kind, codec):
+    config = replace(SMALL, codec=codec, segment_blocks=5)
+    reader = make_reader(kind=kind, config=config)
+    memory = reader.open(decode_document(prose(3000).encode(), "text"), allow_whole=False)
+    shapes = shapes_of(reader.model.config.get_text_config())
+    most = 0
+    for _ in reader.read_steps(memory):
+        most = max(most, memory.state.host_bytes)
+    need = budget.infllm(shapes, 4, config, memory.state.tokens)
+    assert memory.state.host_bytes == need.host_bytes > 0
+    assert need.host_bytes <= most <= need.host_peak_bytes
+    full = memory.state.segment_bytes
+    assert full == sum(layer.arena.segments[0].nbytes for layer in memory.state.tiered)
 
 
 def test_streaming_keeps_sinks_and_window_however_long_the_text():
@@ -325,17 +355,18 @@ def test_speeds_that_cannot_be_written_cost_nothing(tmp_path):
 def test_a_plan_tells_what_lies_on_disk_and_whether_the_limits_hold_it(place, monkeypatch):
     text = prose(40_000)
     roomy = Limits(10**12, None, 10**12, save=False)
-    free = plan_of(place, text, limits=roomy).needs[-1]
+    full = {"sizes": {"codec": Codec.FULL}}
+    free = plan_of(place, text, limits=roomy, **full).needs[-1]
     assert free.disk_bytes == 0 and free.host_bytes > 4_000_000
     limits = replace(roomy, host=3_000_000)
-    [*_, need] = plan_of(place, text, limits=limits).needs
+    [*_, need] = plan_of(place, text, limits=limits, **full).needs
     assert (need.host_bytes, need.disk_bytes) == (3_000_000, free.host_bytes - 3_000_000)
-    saved = plan_of(place, text, limits=replace(limits, save=True))
+    saved = plan_of(place, text, limits=replace(limits, save=True), **full)
     assert saved.fits(saved.needs[-1]) and saved.needs[-1].host_bytes == 3_000_000
     assert saved.saved_bytes == saved.needs[-1].disk_bytes > free.host_bytes
     assert any("kept for the next question" in line for line in plan.as_lines(saved))
     for harm in ({"host": 300_000}, {"disk": 1_000_000}):
-        refused = plan_of(place, text, limits=replace(limits, **harm))
+        refused = plan_of(place, text, limits=replace(limits, **harm), **full)
         assert not refused.fits(refused.needs[-1]), harm
-    over = plan_of(place, text, limits=replace(roomy, save=True, budget=1000))
+    over = plan_of(place, text, limits=replace(roomy, save=True, budget=1000), **full)
     assert over.saved_bytes == 0 and over.fits(over.needs[-1])

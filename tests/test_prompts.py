@@ -11,7 +11,6 @@ from tiny_readers import CHATML, chat_tokenizer
 from infllm_cli.errors import ModelError
 from infllm_cli.prompts import (
     ACKNOWLEDGED,
-    EXAMPLES,
     MARKER,
     PLAIN_ANSWER,
     QUESTION,
@@ -138,10 +137,13 @@ def test_a_template_that_takes_no_answers_names_no_end_of_turn() -> None:
     assert build_prompt(chat_tokenizer(template, eos_token="</s>"), NOTHING).stop_ids == {2}
 
 
-def test_what_the_examples_answered_is_foreign_unless_the_text_says_it() -> None:
-    prompt = build_prompt(chat_tokenizer(), NOTHING)
-    words = set(prompt.example_words.values())
-    assert all(word.isalpha() and word == word.lower() for word in words)
-    everything = " ".join(answer for _, _, answer in EXAMPLES)
-    assert prompt.foreign_to(everything) == []
-    assert len(prompt.foreign_to("the whale")) == len(prompt.example_words)
+def test_text_and_question_may_share_one_turn() -> None:
+    tokenizer = chat_tokenizer()
+    prompt = build_prompt(tokenizer, NOTHING)
+    opening, ending = (tokenizer.decode(ids) for ids in prompt.one_turn)
+    messages = [{"role": "user", "content": "a text and a question"}]
+    whole = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    assert f"{opening}a text and a question{ending}" == whole
+    # A plain form has no turns.
+    plain = build_prompt(chat_tokenizer(None), NOTHING)
+    assert len(plain.one_turn[0]) == 0 and (plain.one_turn[1] == plain.closing).all()

@@ -262,7 +262,7 @@ def greedy(reader: Reader, ids: list[int], tokens: int) -> list[int]:
 def test_a_document_that_fits_is_answered_as_by_the_library(kind: str, spy: Spy) -> None:
     reader = make_reader(kind=kind)
     memory = read_text(reader, TEXT[:1200], whole=True)
-    options = replace(SHORT, max_tokens=20, contrast=0.0)
+    options = replace(SHORT, max_tokens=20)
     answer = reader.ask(memory, "Where is the whale?", options)
     prompt = reader.prompt
     read = [*prompt.prefix.tolist(), *memory.tokens.ids.tolist()]
@@ -351,9 +351,9 @@ def test_no_control_token_comes_out_of_document_or_question(
     assert sum(i in control for i in spy.all_ids()) == framed == (template is not None) + adds_bos
     spy.ids.clear()
     say(monkeypatch, iter([300, 301, 4]))
-    # The contrast and its examples bring turns of their own.
-    without = replace(SHORT, contrast=0.0)
-    reader.ask(memory, f"What does {FORGED} mean? {prompts.MARKER}", without)
+    # The passages alone have a beginning of their own.
+    alone = replace(SHORT, answering=Answering.MEMORY)
+    reader.ask(memory, f"What does {FORGED} mean? {prompts.MARKER}", alone)
     given = spy.all_ids()
     assert given[-2:] == [300, 301]
     # The template's own ends and beginnings of turns, in turn, and not one more of them.
@@ -364,13 +364,19 @@ def test_no_control_token_comes_out_of_document_or_question(
 
 
 @pytest.mark.parametrize("template", [CHATML, "{{ bos_token }}" + CHATML, None])
-def test_exactly_one_bos_where_the_tokenizer_adds_one(spy: Spy, template: str | None) -> None:
+def test_exactly_one_bos_where_the_tokenizer_adds_one(
+    monkeypatch: pytest.MonkeyPatch, spy: Spy, template: str | None
+) -> None:
     reader = make_reader(tokenizer=chat_tokenizer(template, adds_bos=True))
     memory = read_text(reader, TEXT[:1500])
     assert spy.all_ids().count(1) == 1 and spy.ids[0][0] == 1
     spy.ids.clear()
-    reader.ask(memory, "Where?", replace(SHORT, contrast=0.0))
+    reader.ask(memory, "Where?", replace(SHORT, answering=Answering.MEMORY))
     assert all(ids.count(1) == 0 for ids in spy.ids if len(ids) > 1)
+    spy.ids.clear()
+    say(monkeypatch, iter([300, 4]))
+    reader.ask(memory, "Where?", replace(SHORT, answering=Answering.PASSAGES))
+    assert spy.all_ids().count(1) == 1 and spy.ids[0][0] == 1
 
 
 def test_no_bos_where_the_tokenizer_adds_none(spy: Spy) -> None:

@@ -102,7 +102,7 @@ def often(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("whole", [False, True])
 @pytest.mark.parametrize(("kind", "dtype"), KINDS.items())
 def test_a_saved_memory_is_the_one_that_was_read_and_answers_alike(cache, kind, dtype, whole):
-    # ollama#5303, llama.cpp#25913: bit for bit, and no token is read again.
+    # ollama#5303, llama.cpp#25913, #26676: bit for bit, and no token is read again.
     reader = make_reader(dtype, kind=kind, config=CONFIG)
     options = replace(OPTIONS, answering=Answering.BOTH)
     with reading(reader, cache, TEXT, whole=whole) as cold:
@@ -160,7 +160,7 @@ def test_the_files_are_ordinary_safetensors(cache, reader):
         [layer, *_] = found.memory.state.tiered
         keys = layer.arena.stretch(0, blocks * 16)[0]
     paths = sorted(memories_folder(cache).glob("*/segment-*.safetensors"))
-    stored = [load_file(path)["0.keys"] for path in paths]
+    stored = [load_file(path)["0.keys.codes"] for path in paths]
     assert len(stored) == -(-blocks // 6) > 3
     assert torch.equal(torch.cat(stored, dim=1).flatten(1, 2), keys)
 

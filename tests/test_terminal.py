@@ -141,7 +141,8 @@ def test_no_escape_and_no_carriage_return_where_no_terminal_is(server, place, qu
         answer=MARKUP,
     )
     assert done.returncode == 0, done.stderr.decode()
-    assert done.stdout.decode() == MARKUP + "\n"
+    quote, answer = done.stdout.decode().split("\n", 1)
+    assert quote.startswith("\u201c") and answer == MARKUP + "\n"
     assert not set(b"\x1b\r\x07") & set(done.stderr)
     assert (done.stderr == b"") == quiet
 

@@ -10,6 +10,7 @@ from tiny_tokenizers import backend_of
 from tokenizers import Tokenizer
 
 from infllm_cli.document import decode_document
+from infllm_cli.memory.codecs import Codec
 from infllm_cli.memory.config import MemoryConfig
 from infllm_cli.models.loading import LoadedModel
 from infllm_cli.models.probe import probe_layers
@@ -28,6 +29,7 @@ SMALL = MemoryConfig(
     read_blocks=1,
     answer_blocks=2,
     representatives_per_block=2,
+    codec=Codec.FULL,
 )
 
 

@@ -37,6 +37,7 @@ Examples:
   infllm ask contract.txt "Which law governs?" "What is the notice period?"
   cat notes/*.md | infllm ask - "What was decided about the roof?"
   infllm ask report.md "What changed?" -f appendix.md -f notes.txt
+  infllm ask book.infllm "Who is Ahab?"      # a memory made by `infllm read -o`
   infllm ask server.log "When did the disk fill up?" --evidence 3
   infllm ask book.txt "Who is Ahab?" --evidence-html ahab.html
   infllm ask book.txt "Who is Ahab?" --json | jq -r '.answers[0].answer'
@@ -70,6 +71,7 @@ def ask(
     recall: RecallFlags = RecallFlags(),  # noqa: B008
 ) -> None:
     """Read FILE once and answer each QUESTION; answers go to standard output."""
+    from infllm_cli.file_kinds import memory_files
     from infllm_cli.files import load_files
     from infllm_cli.questions import gather_questions
 
@@ -78,9 +80,10 @@ def ask(
         files = [file, *(more_files or [])]
         stdin = open_stdin(console, *files, questions_file)
         asked = gather_questions(questions or [], questions_file, files, stdin)
-        document = load_files(files, stdin, encoding, console.note)
+        memories = memory_files(files)
+        document = None if memories else load_files(files, stdin, encoding, console.note)
         from infllm_cli.ask import AskRequest, run_ask
-        from infllm_cli.sampling import Answering, AnswerOptions
+        from infllm_cli.sampling import Answering, AnswerOptions, Quoting
 
         request = AskRequest(
             document=document,
@@ -94,7 +97,7 @@ def ask(
                 answering=Answering(sampling.answering.value),
                 reread_tokens=recall.reread_tokens,
                 candidates=recall.candidates,
-                contrast=recall.contrast,
+                quote=Quoting(sampling.quote.value),
             ),
             limits=limits,
             sizes=sizes,
@@ -102,8 +105,14 @@ def ask(
             as_json=as_json,
             evidence_html=evidence_html,
             heatmap=heatmap,
+            memory_files=memories,
         )
-        run_ask(request, console, sys.stdout)
+        if memories:
+            from infllm_cli.ask_files import run_ask_files
+
+            run_ask_files(request, console, sys.stdout)
+        else:
+            run_ask(request, console, sys.stdout)
 
 
 def add_to(app: typer.Typer) -> None:

@@ -59,7 +59,7 @@ def chat(
         from infllm_cli.chat import ChatRequest, run_chat
         from infllm_cli.lines import lines
         from infllm_cli.reading import Source
-        from infllm_cli.sampling import Answering, AnswerOptions
+        from infllm_cli.sampling import Answering, AnswerOptions, Quoting
 
         request = ChatRequest(
             source=Source(document, model, limits, sizes),
@@ -71,7 +71,7 @@ def chat(
                 answering=Answering(sampling.answering.value),
                 reread_tokens=recall.reread_tokens,
                 candidates=recall.candidates,
-                contrast=recall.contrast,
+                quote=Quoting(sampling.quote.value),
             ),
             evidence=evidence,
             as_json=as_json,

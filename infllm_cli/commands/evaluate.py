@@ -11,7 +11,7 @@ import typer
 from infllm_cli.commands.groups import ModelFlags, RecallFlags, SizeFlags, grouped
 from infllm_cli.commands.shared import open_started
 from infllm_cli.interrupts import clean_end
-from infllm_cli.options import EXIT_CODES, Json, Quiet, WayChoice
+from infllm_cli.options import EXIT_CODES, Json, Quiet, Quote, QuoteChoice, WayChoice
 
 ABOUT = "Ask questions whose answers are known, in several ways; a table on standard output."
 EXAMPLES = """\b
@@ -42,6 +42,7 @@ def questions(
     ] = None,
     model: ModelFlags = ModelFlags(),  # noqa: B008  frozen; `grouped` takes it apart
     max_tokens: Annotated[int, typer.Option(help="Longest answer, in tokens.")] = 48,
+    quote: Quote = QuoteChoice.AUTO,
     recall: RecallFlags = RecallFlags(),  # noqa: B008
     as_json: Json = False,
     quiet: Quiet = False,
@@ -65,7 +66,7 @@ def questions(
             max_tokens=max_tokens,
             reread_tokens=recall.reread_tokens,
             candidates=recall.candidates,
-            contrast=recall.contrast,
+            quote=quote.value,
             as_json=as_json,
             sizes=sizes.as_dict(),
         )

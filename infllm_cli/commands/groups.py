@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_type_hints
 
 from infllm_cli.options import (
+    AllowDrop,
     AnsweringChoice,
     AnsweringOption,
     Blocks,
     Cache,
     Candidates,
     Chunk,
-    ContrastOption,
     Device,
     DiskLimit,
     Dtype,
@@ -25,11 +25,15 @@ from infllm_cli.options import (
     MemoryBudget,
     Model,
     Precision,
+    Quote,
+    QuoteChoice,
     ReadBlocks,
     RereadTokens,
     Save,
     Seed,
     Sinks,
+    Store,
+    StoreChoice,
     Temperature,
     TopP,
     Window,
@@ -65,20 +69,20 @@ class SamplingFlags:
     top_p: TopP = 1.0
     seed: Seed = 0
     answering: AnsweringOption = AnsweringChoice.BOTH
+    quote: Quote = QuoteChoice.AUTO
 
 
 @dataclass(frozen=True)
 class RecallFlags:
     """What stands beside a question."""
 
-    reread_tokens: RereadTokens = 360
+    reread_tokens: RereadTokens = 480
     candidates: Candidates = 128
-    contrast: ContrastOption = 0.0
 
 
 @dataclass(frozen=True)
-class LimitFlags:
-    """What may be taken of RAM and disk, and what is kept."""
+class RoomFlags:
+    """What may be taken of RAM and disk, and whether a memory is kept."""
 
     host_limit: HostLimit = None
     disk_limit: DiskLimit = None
@@ -93,7 +97,14 @@ class LimitFlags:
         """
         from infllm_cli.limits import parse_limits
 
-        return parse_limits(self.host_limit, self.disk_limit, self.memory_budget, self.save)
+        return parse_limits(**{field.name: getattr(self, field.name) for field in fields(self)})
+
+
+@dataclass(frozen=True)
+class LimitFlags(RoomFlags):
+    """And what happens to a document that they do not hold."""
+
+    allow_drop: AllowDrop = False
 
 
 @dataclass(frozen=True)
@@ -103,6 +114,7 @@ class KeepFlags:
     host_limit: HostLimit = None
     disk_limit: DiskLimit = None
     memory_budget: MemoryBudget = "20GB"
+    allow_drop: AllowDrop = False
 
     def and_save(self) -> LimitFlags:
         """As of a command that may also not keep it."""
@@ -111,15 +123,21 @@ class KeepFlags:
 
 @dataclass(frozen=True)
 class SizeFlags:
-    """Sizes of the memory; None means the default."""
+    """Sizes of the memory, None means the default; and how it is stored."""
 
     window: Window = None
     sinks: Sinks = None
     blocks: Blocks = None
     read_blocks: ReadBlocks = None
     chunk: Chunk = None
+    store: Store = StoreChoice.INT8
 
-    def as_dict(self) -> dict[str, int | None]:
+    @property
+    def given(self) -> bool:
+        """Whether any size was given by hand."""
+        return any(size is not None for size in self.sizes().values())
+
+    def sizes(self) -> dict[str, int | None]:
         """By the names of `MemoryConfig`."""
         return {
             "window_tokens": self.window,
@@ -128,6 +146,12 @@ class SizeFlags:
             "read_blocks": self.read_blocks,
             "chunk_tokens": self.chunk,
         }
+
+    def as_dict(self) -> dict[str, Any]:
+        """Sizes and codec, by the names of `MemoryConfig`."""
+        from infllm_cli.memory.codecs import Codec
+
+        return {**self.sizes(), "codec": Codec(self.store.value)}
 
 
 def grouped(command: Callable[..., None]) -> Callable[..., None]:

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from infllm_cli.options import Cache
+from infllm_cli.options import Cache, MemoryBudget
 
 group = typer.Typer(help="List, describe and remove saved memories.", no_args_is_help=True)
 
@@ -41,6 +41,15 @@ def remove(
     from infllm_cli import memories
 
     memories.remove(_cache(cache_dir), keys or [], every=every)
+
+
+@group.command("prune")
+def prune(memory_budget: MemoryBudget = "20GB", cache_dir: Cache = None) -> None:
+    """Remove the least recently used memories until all fit the budget; prints what went."""
+    from infllm_cli import machine, memories
+
+    most = machine.parse_size(memory_budget, "--memory-budget")
+    sys.stdout.write(memories.prune(_cache(cache_dir), most))
 
 
 @group.command("path")

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from infllm_cli.commands.groups import LimitFlags, ModelFlags, SizeFlags, grouped
+from infllm_cli.commands.groups import ModelFlags, RoomFlags, SizeFlags, grouped
 from infllm_cli.commands.shared import open_document
 from infllm_cli.errors import UsageError
 from infllm_cli.interrupts import clean_end
@@ -42,7 +42,7 @@ def plan(
     as_json: Json = False,
     quiet: Quiet = False,
     sizes: SizeFlags = SizeFlags(),  # noqa: B008
-    limits: LimitFlags = LimitFlags(),  # noqa: B008
+    limits: RoomFlags = RoomFlags(),  # noqa: B008
 ) -> None:
     """Tell what reading a document would take."""
     from infllm_cli.console import open_console

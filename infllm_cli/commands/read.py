@@ -9,12 +9,13 @@ import typer
 from infllm_cli.commands.groups import KeepFlags, ModelFlags, SizeFlags, grouped
 from infllm_cli.commands.shared import open_document, open_started
 from infllm_cli.interrupts import clean_end
-from infllm_cli.options import EXIT_CODES, Encoding, File, Files, Json, Quiet
+from infllm_cli.options import EXIT_CODES, Encoding, File, Files, Json, Output, Quiet
 
 ABOUT = "Read FILE and keep its memory for later questions; prints the memory's key."
 EXAMPLES = """\b
 Examples:
   infllm read book.txt
+  infllm read book.txt -o book.infllm
   infllm read a.md -f b.md -f c.md --model Qwen/Qwen2.5-7B-Instruct
 """
 
@@ -24,6 +25,7 @@ def read(
     context: typer.Context,
     file: File,
     more_files: Files = None,
+    output: Output = None,
     model: ModelFlags = ModelFlags(),  # noqa: B008  frozen; `grouped` takes it apart
     encoding: Encoding = None,
     as_json: Json = False,
@@ -38,7 +40,12 @@ def read(
         from infllm_cli.ask import AskRequest, run_ask
 
         request = AskRequest(
-            document=document, model=model, limits=keep.and_save(), sizes=sizes, as_json=as_json
+            document=document,
+            model=model,
+            limits=keep.and_save(),
+            sizes=sizes,
+            as_json=as_json,
+            output=output,
         )
         run_ask(request, console, sys.stdout)
 

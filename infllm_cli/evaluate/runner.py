@@ -18,7 +18,7 @@ from infllm_cli.keeping import Keeper
 from infllm_cli.limits import Limits, disk_room, memories_folder
 from infllm_cli.models.catalog import default_cache_dir
 from infllm_cli.reader import Memory, Reader
-from infllm_cli.sampling import Answering, AnswerOptions
+from infllm_cli.sampling import Answering, AnswerOptions, Quoting
 from infllm_cli.shelf import Shelf
 from infllm_cli.wording import visible
 
@@ -42,6 +42,8 @@ class Result:
     """One question answered in one way.
 
     Attributes:
+        answered: whether the model's own words answer the question.
+        quoted: whether they or the quote do: what is printed.
         reread: whether the passage stood beside the question as text; None where nothing did.
         evidence: whether the passage is among the first `EVIDENCE_PASSAGES` of the evidence.
     """
@@ -49,7 +51,9 @@ class Result:
     question: Question
     way: Way
     text: str
+    quote: str | None
     answered: bool
+    quoted: bool
     reread: bool | None
     evidence: bool
     seconds: float
@@ -63,7 +67,9 @@ class Result:
             "question": self.question.text,
             "answering": self.way.value,
             "answer": self.text,
+            "quote": self.quote,
             "answered": self.answered,
+            "answered_with_quote": self.quoted,
             "reread": self.reread,
             "evidence": self.evidence,
             "seconds": round(self.seconds, 3),
@@ -84,9 +90,9 @@ class EvalRequest:
     max_tokens: int
     reread_tokens: int
     candidates: int
-    contrast: float
+    quote: str
     as_json: bool
-    sizes: dict[str, int | None]
+    sizes: dict[str, Any]
 
 
 def run_eval(request: EvalRequest, console: Console, out: TextIO) -> None:
@@ -99,7 +105,7 @@ def run_eval(request: EvalRequest, console: Console, out: TextIO) -> None:
         max_tokens=request.max_tokens,
         reread_tokens=request.reread_tokens,
         candidates=request.candidates,
-        contrast=request.contrast,
+        quote=Quoting(request.quote),
     )
     console.stage("loading the model")
     reader = Reader.load(
@@ -118,7 +124,7 @@ def run_eval(request: EvalRequest, console: Console, out: TextIO) -> None:
         reader, request.questions, ways, options, console, cache_dir, limits
     ):
         results.append(result)
-        verdict = "right" if result.answered else "wrong"
+        verdict = "right" if result.answered else "in the quote" if result.quoted else "wrong"
         console.note(
             f"{result.way.value}: {verdict}: {result.question.text} -> {visible(result.text)}"
         )
@@ -225,11 +231,14 @@ def judge(question: Question, way: Way, answer: Answer, document: Document) -> R
     def holds(passages: list[Passage]) -> bool:
         return any(p.lines[0] <= line <= p.lines[1] for p in passages for line in lines)
 
+    quote = answer.quote.text if answer.quote is not None else None
     return Result(
         question=question,
         way=way,
         text=answer.text,
+        quote=quote,
         answered=question.is_answered_by(answer.text),
+        quoted=question.is_answered_by(f"{quote or ''}\n{answer.text}"),
         reread=holds(answer.reread) if answer.reread else None,
         evidence=holds(answer.evidence[:EVIDENCE_PASSAGES]),
         seconds=answer.seconds,
@@ -239,7 +248,8 @@ def judge(question: Question, way: Way, answer: Answer, document: Document) -> R
 
 def table(results: list[Result]) -> list[list[str]]:
     """Rows of a table, the header first: a group is a document and a kind of question."""
-    rows = [["document", "kind", "answering", "answered", "re-read", "evidence", "first token"]]
+    columns = ("own words", "with quote", "re-read", "evidence", "first token")
+    rows = [["document", "kind", "answering", *columns]]
     groups: dict[tuple[str, str, Way], list[Result]] = {}
     for result in results:
         where = (result.question.document.name, result.question.kind)
@@ -260,6 +270,7 @@ def table(results: list[Result]) -> list[list[str]]:
                 kind,
                 way.value,
                 f"{sum(result.answered for result in group)}/{n}",
+                f"{sum(result.quoted for result in group)}/{n}",
                 f"{sum(reread)}/{n}" if reread else "-",
                 f"{sum(result.evidence for result in group)}/{n}",
                 f"{seconds:.1f} s",

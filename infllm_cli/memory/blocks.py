@@ -6,17 +6,21 @@ import math
 import mmap
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
+
+from infllm_cli.kernels.store_codec import Packed, pack_keys, pack_values, pick, unpack
+from infllm_cli.memory import codecs
+from infllm_cli.memory.codecs import Codec
 
 SEGMENT_BLOCKS = 64  # as in `MemoryConfig`
 
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """Un-rotated keys [H_kv, n, B, d] and values [H_kv, n, B, d_v] of n blocks.
+    """Un-rotated keys [H_kv, n, B, d] and values [H_kv, n, B, d_v] of n blocks, as stored.
 
     Contiguous per KV head, so that an exact scan streams.
 
@@ -24,33 +28,73 @@ class Segment:
         mapped: they lie in a file that is mapped in, not in memory of our own.
         release: gives back the pages that reading a mapped segment has brought into the process;
             None where they may stay.
+        slots: [n] where each block is stored, -1: it was dropped; None: each in its own place.
     """
 
-    keys: Tensor
-    values: Tensor
+    keys: Packed
+    values: Packed
     mapped: bool = False
     release: Callable[[], None] | None = None
+    slots: Tensor | None = None
 
     @property
     def blocks(self) -> int:
-        """Number of blocks."""
-        return self.keys.shape[1]
+        """Number of blocks, dropped ones included."""
+        return self.keys.blocks if self.slots is None else len(self.slots)
+
+    def held(self) -> Tensor:
+        """[n] whether each block is held."""
+        if self.slots is None:
+            return torch.ones(self.keys.blocks, dtype=torch.bool)
+        return self.slots >= 0
+
+    def without(self, dropped: Tensor) -> Segment:
+        """The same with less blocks held; dropped [n] tells which are not."""
+        kept = self.held() & ~dropped
+        slots = torch.arange(self.blocks) if self.slots is None else self.slots
+        keys, values = (x.take(slots[kept]).map(_in_own_pages) for x in (self.keys, self.values))
+        places = torch.where(kept, kept.cumsum(0) - 1, -1)
+        return Segment(keys, values, slots=places)
+
+    def unpack(self, blocks: slice, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Keys and values [H_kv, n, B, d] of some of the blocks; zeros where they were dropped."""
+        if self.slots is None:
+            return unpack(self.keys.cut(blocks), dtype), unpack(self.values.cut(blocks), dtype)
+        slots = self.slots[blocks]
+        gone = (slots < 0)[:, None, None]
+        if self.keys.blocks == 0:  # nothing to take zeros from
+            shapes = [
+                (len(x.codes), len(slots), x.codes.shape[2], x.dim)
+                for x in (self.keys, self.values)
+            ]
+            return torch.zeros(shapes[0], dtype=dtype), torch.zeros(shapes[1], dtype=dtype)
+        keys, values = (
+            unpack(x.take(slots.clamp(min=0)), dtype).masked_fill_(gone, 0)
+            for x in (self.keys, self.values)
+        )
+        return keys, values
 
     @property
     def nbytes(self) -> int:
         """Bytes of keys and values."""
         return self.keys.nbytes + self.values.nbytes
 
-    def first(self, blocks: int) -> Segment:
-        """The first `blocks` blocks, not copied."""
-        return Segment(self.keys[:, :blocks], self.values[:, :blocks], self.mapped, self.release)
+    def cut(self, blocks: slice) -> Segment:
+        """Some of the blocks, not copied."""
+        return Segment(self.keys.cut(blocks), self.values.cut(blocks), self.mapped, self.release)
 
 
 class BlockArena:
     """The sealed blocks of a layer: full segments, and a tail that is being filled.
 
-    A segment, once full, is never written again, so it may be replaced by the same numbers from a
-    file (`place`) at any time between two steps.
+    The tail is as the model made it; a segment, once full, is packed by the codec and never written
+    again, so it may be replaced by the same numbers from a file (`place`) at any time between two
+    steps.
+
+    Attributes:
+        temporary: what is appended now will be forgotten again: it is not worth packing, and what
+            was a tail must be one again.
+        dropped: how many blocks are given up.
     """
 
     def __init__(
@@ -61,8 +105,13 @@ class BlockArena:
         value_dim: int,
         dtype: torch.dtype,
         segment_blocks: int = SEGMENT_BLOCKS,
+        codec: Codec = Codec.FULL,
     ) -> None:
         self.count = 0
+        self.codec = codec
+        self.temporary = False
+        self.dropped = 0
+        self._uses = torch.zeros(0, dtype=torch.int64)
         self.block_tokens = block_tokens
         self.segment_blocks = segment_blocks
         self.segments: list[Segment] = []
@@ -70,6 +119,7 @@ class BlockArena:
         self._value_shape = (kv_heads, segment_blocks, block_tokens, value_dim)
         self._dtype = dtype
         self._starts: list[int] = []  # first block of each segment
+        self._sizes: list[int] = []  # bytes of each segment: asked for at every chunk
         self._tail: Segment | None = None  # room for a whole segment; untouched pages cost nothing
 
     # -- what is held -----------------------------------------------------------------------
@@ -84,27 +134,39 @@ class BlockArena:
         """Blocks in segments; the others are in the tail."""
         return self._starts[-1] + self.segments[-1].blocks if self.segments else 0
 
+    def _block_bytes(self, codec: Codec) -> int:
+        dims = (self._key_shape[-1], self._value_shape[-1])
+        size = self._dtype.itemsize
+        return codecs.block_bytes(codec, self.kv_heads, self.block_tokens, *dims, size)
+
     @property
     def block_bytes(self) -> int:
-        """Bytes of a block."""
-        per_token = self.kv_heads * (self._key_shape[-1] + self._value_shape[-1])
-        return per_token * self.block_tokens * self._dtype.itemsize
+        """Bytes of a block of the tail."""
+        return self._block_bytes(Codec.FULL)
+
+    @property
+    def segment_bytes(self) -> int:
+        """Bytes of a full segment."""
+        constants = codecs.segment_bytes(self.codec, self.kv_heads, self._key_shape[-1])
+        return self.segment_blocks * self._block_bytes(self.codec) + constants
 
     @property
     def host_bytes(self) -> int:
         """Bytes of the blocks in memory of our own."""
-        return self.count * self.block_bytes - self.mapped_bytes
+        tail = (self.count - self.sealed) * self.block_bytes
+        return sum(self._sizes) - self.mapped_bytes + tail
 
     @property
     def mapped_bytes(self) -> int:
         """Bytes of the blocks in files that are mapped in."""
-        return sum(segment.nbytes for segment in self.segments if segment.mapped)
+        pairs = zip(self.segments, self._sizes, strict=True)
+        return sum(size for segment, size in pairs if segment.mapped)
 
     @property
     def tail(self) -> Segment | None:
         """The blocks that no segment holds yet."""
         filled = self.count - self.sealed
-        return self._tail.first(filled) if self._tail is not None and filled else None
+        return self._tail.cut(slice(filled)) if self._tail is not None and filled else None
 
     def parts(self) -> Iterator[Segment]:
         """All blocks in document order, a segment at a time, the tail last."""
@@ -115,21 +177,26 @@ class BlockArena:
     def stretch(self, first: int, last: int) -> tuple[Tensor, Tensor]:
         """Keys and values [H_kv, last - first, d] of tokens, counted from the first block on.
 
-        Copied, but where they lie in one part in memory.
+        Copied, but where they lie in one part in memory as the model made them.
         """
         assert 0 <= first <= last <= self.count * self.block_tokens
         found = []
         index = max(0, bisect_right(self._starts, first // self.block_tokens) - 1)
         while first < last:
-            inside = index < len(self.segments)
-            part = self.segments[index] if inside else self.tail
-            start = (self._starts[index] if inside else self.sealed) * self.block_tokens
+            full = index < len(self.segments)
+            part = self.segments[index] if full else self.tail
+            start = (self._starts[index] if full else self.sealed) * self.block_tokens
             size = part.blocks * self.block_tokens
             tokens = slice(first - start, min(last - start, size))
             index += 1
             if first - start >= size:  # behind the last segment
                 continue
-            pair = [x.flatten(1, 2)[:, tokens] for x in (part.keys, part.values)]
+            held = slice(tokens.start // self.block_tokens, -(-tokens.stop // self.block_tokens))
+            inside = slice(
+                tokens.start - held.start * self.block_tokens,
+                tokens.stop - held.start * self.block_tokens,
+            )
+            pair = [x.flatten(1, 2)[:, inside] for x in part.unpack(held, self._dtype)]
             if part.release is not None:
                 pair = [x.clone() for x in pair]
                 part.release()
@@ -148,17 +215,77 @@ class BlockArena:
         """Keys and values [H_kv, n * B, d] of blocks [H_kv, n], chosen per KV head."""
         kv_heads, chosen = blocks.shape
         parts = list(self.parts())
-        keys, values = [], []
+        found = []
         for head, row in enumerate(blocks.tolist()):
             for block in row:
                 index = bisect_right(self._starts, block) - 1
                 start, part = (self._starts[index], parts[index]) if index >= 0 else (0, parts[0])
                 if block - start >= part.blocks:  # behind the last segment
                     start, part = self.sealed, parts[-1]
-                keys.append(part.keys[head, block - start])
-                values.append(part.values[head, block - start])
+                at = block - start
+                if part.slots is not None:
+                    at = int(part.slots[at])
+                    assert at >= 0, "what was dropped is not looked up"
+                found.append((part, head, at))
         shape = (kv_heads, chosen * self.block_tokens, -1)
-        return torch.stack(keys).view(shape), torch.stack(values).view(shape)
+        keys = self._unpacked([(part.keys, head, at) for part, head, at in found])
+        values = self._unpacked([(part.values, head, at) for part, head, at in found])
+        return keys.view(shape), values.view(shape)
+
+    def _unpacked(self, found: list[tuple[Packed, int, int]]) -> Tensor:
+        """Blocks (head, index) of different parts [m] -> [m, B, d]; all of a kind at once."""
+        kinds = [packed.kind for packed, _, _ in found]
+        together = []
+        for kind in dict.fromkeys(kinds):
+            same = [one for one in found if one[0].kind == kind]
+            together.append(unpack(pick(same), self._dtype)[:, 0])
+        if len(together) == 1:
+            return together[0]
+        order = sorted(range(len(found)), key=lambda i: list(dict.fromkeys(kinds)).index(kinds[i]))
+        mixed = torch.cat(together)
+        return torch.empty_like(mixed).index_copy_(0, torch.tensor(order), mixed)
+
+    # -- use, and what is given up for want of room ------------------------------------------
+
+    def note_use(self, blocks: Tensor) -> None:
+        """Blocks [H_kv, n] have been loaded."""
+        if self.temporary:
+            return
+        if len(self._uses) < self.count:
+            grown = torch.zeros(max(self.count, 2 * len(self._uses)), dtype=torch.int64)
+            grown[: len(self._uses)] = self._uses
+            self._uses = grown
+        self._uses.index_add_(0, blocks.flatten(), torch.ones(blocks.numel(), dtype=torch.int64))
+
+    def uses(self, blocks: list[int]) -> Tensor:
+        """[n] how often each of some blocks has been loaded."""
+        known = [block if block < len(self._uses) else -1 for block in blocks]
+        return torch.cat([self._uses, torch.zeros(1, dtype=torch.int64)])[known]
+
+    def droppable(self) -> list[int]:
+        """Blocks in memory of our own, but for those of the newest segment and the tail."""
+        found = []
+        for start, segment in zip(self._starts[:-1], self.segments[:-1], strict=True):
+            if not segment.mapped:
+                found += (segment.held().nonzero()[:, 0] + start).tolist()
+        return found
+
+    def drop(self, blocks: list[int]) -> None:
+        """Give up blocks, of those that are `droppable`."""
+        gone = torch.zeros(self.count, dtype=torch.bool)
+        gone[blocks] = True
+        for index, (start, segment) in enumerate(zip(self._starts, self.segments, strict=True)):
+            here = gone[start : start + segment.blocks]
+            if here.any():
+                self.segments[index] = segment.without(here)
+                self._sizes[index] = self.segments[index].nbytes
+        self.dropped += len(blocks)
+
+    def missing(self) -> Tensor | None:
+        """[N] whether each block was dropped; None: none was."""
+        if not self.dropped:
+            return None
+        return torch.cat([~part.held() for part in self.parts()])
 
     # -- filling ----------------------------------------------------------------------------
 
@@ -171,15 +298,15 @@ class BlockArena:
         done = 0
         while done < blocks:
             if self._tail is None:
+                shapes = (self._key_shape, self._value_shape)
                 self._tail = Segment(
-                    _own_pages(self._key_shape, self._dtype),
-                    _own_pages(self._value_shape, self._dtype),
+                    *(Packed("full", s[-1], _own_pages(s, self._dtype)) for s in shapes)
                 )
             filled = self.count - self.sealed
             taken = min(blocks - done, self.segment_blocks - filled)
             slots, new = slice(filled, filled + taken), slice(done, done + taken)
-            self._tail.keys[:, slots].copy_(keys[:, new])
-            self._tail.values[:, slots].copy_(values[:, new])
+            self._tail.keys.codes[:, slots].copy_(keys[:, new])
+            self._tail.values.codes[:, slots].copy_(values[:, new])
             self.count += taken
             done += taken
             if filled + taken == self.segment_blocks:
@@ -190,8 +317,18 @@ class BlockArena:
         tail = self.tail
         if tail is not None:
             self._starts.append(self.sealed)
-            self.segments.append(tail)
+            self.segments.append(tail if self.temporary else self._packed(tail))
+            self._sizes.append(self.segments[-1].nbytes)
         self._tail = None
+
+    def _packed(self, tail: Segment) -> Segment:
+        if self.codec is Codec.FULL:
+            return tail
+        kind = self.codec.value
+        # A head at a time: what is computed on the way is float32, and several times as large.
+        keys = [pack_keys(head[None], kind) for head in tail.keys.codes]
+        values = [pack_values(head[None], kind) for head in tail.values.codes]
+        return Segment(_heads_in_own_pages(keys), _heads_in_own_pages(values))
 
     def place(self, index: int, segment: Segment) -> None:
         """Put the same blocks, or the next ones, in place of segment `index`."""
@@ -199,23 +336,44 @@ class BlockArena:
             assert self.tail is None, "a tail comes last"
             self._starts.append(self.sealed)
             self.segments.append(segment)
+            self._sizes.append(segment.nbytes)
             self.count += segment.blocks
             return
         assert segment.blocks == self.segments[index].blocks
         self.segments[index] = segment
+        self._sizes[index] = segment.nbytes
 
     def truncate(self, count: int) -> None:
         """Forget the blocks after the first `count`."""
         assert 0 <= count <= self.count
         while self.sealed > count:
             segment = self.segments.pop()
+            self._sizes.pop()
             start = self._starts.pop()
             self._tail = None
             if count > start:  # a full one that was a tail when it held `count`
                 assert not segment.mapped and segment.blocks == self.segment_blocks
+                assert segment.keys.kind == "full", "what may be forgotten is not packed"
                 self._tail = segment
                 break
         self.count = count
+
+
+def _in_own_pages(tensor: Tensor) -> Tensor:
+    return _own_pages(tuple(tensor.shape), tensor.dtype).copy_(tensor)
+
+
+def _heads_in_own_pages(heads: list[Packed]) -> Packed:
+    """What was packed a KV head at a time, as one."""
+
+    def join(name: str, first: Tensor) -> Tensor:
+        joined = _own_pages((len(heads), *first.shape[1:]), first.dtype)
+        for index, head in enumerate(heads):
+            joined[index] = getattr(head, name)[0]
+        return joined
+
+    joined = {name: join(name, tensor) for name, tensor in heads[0].tensors().items()}
+    return replace(heads[0], **joined)
 
 
 def _own_pages(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
@@ -223,5 +381,7 @@ def _own_pages(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
 
     What the allocator frees among other things it keeps, and a limit on memory would not hold.
     """
+    if 0 in shape:
+        return torch.empty(shape, dtype=dtype)
     pages = mmap.mmap(-1, math.prod(shape) * dtype.itemsize)
     return torch.frombuffer(pages, dtype=torch.uint8).view(dtype).view(shape)

@@ -6,6 +6,7 @@ import enum
 from dataclasses import dataclass, fields, replace
 
 from infllm_cli.errors import UsageError
+from infllm_cli.memory.codecs import Codec
 
 
 class Lookup(enum.Enum):
@@ -33,6 +34,7 @@ class MemoryConfig:
     segment_blocks: int = 64  # blocks of a layer that are written to disk together
     read_lookup: Lookup = Lookup.REPRESENTATIVES
     answer_lookup: Lookup = Lookup.EXACT
+    codec: Codec = Codec.INT8  # how sealed blocks are stored
 
     def __post_init__(self) -> None:
         """Refuse sizes that no memory could hold."""
@@ -125,6 +127,12 @@ class MemoryConfig:
             config = replace(config, **smaller)
         config.check_fits(trained_length)
         return config
+
+    @classmethod
+    def from_dict(cls, values: dict[str, int | str]) -> MemoryConfig:
+        """What `as_dict` told of another one."""
+        kinds = {"read_lookup": Lookup, "answer_lookup": Lookup, "codec": Codec}
+        return cls(**{name: kinds.get(name, int)(value) for name, value in values.items()})
 
     def as_dict(self) -> dict[str, int | str]:
         """Plain values, for reports."""

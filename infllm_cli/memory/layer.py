@@ -131,6 +131,7 @@ class LayerMemory:
             g.value_dim,
             g.dtype,
             config.segment_blocks,
+            config.codec,
         )
         self.representatives = Representatives(
             g.kv_heads, config.representatives_per_block, g.head_dim, g.device
@@ -186,7 +187,11 @@ class LayerMemory:
             # Over tokens first: one reduction over two separate dimensions is five times slower.
             summed = q.sum(dim=1, dtype=torch.float32).unflatten(0, (g.kv_heads, -1)).sum(dim=1)
             query = g.rotary.rotate(summed[:, None], far)[:, 0]
-            return lookup.by_representatives(query, self.representatives, wanted).to(HOST)
+            missing = self.arena.missing()
+            chosen = lookup.by_representatives(query, self.representatives, wanted, missing)
+            blocks = chosen.to(HOST)
+            self.arena.note_use(blocks)
+            return blocks
         blocks, mass = lookup.exact(g.rotary.rotate(q, far), self.arena, g.scaling, wanted)
         step.block_mass[g.index] = mass
         return blocks
@@ -347,6 +352,7 @@ class LayerMemory:
         """
         w = self.window
         self._marks.append(_Mark(w.start, len(w), self.arena.count, self.sinks, self.whole_tokens))
+        self.arena.temporary = True
 
     def _before_loss(self) -> None:
         """Copy the window before slots of the marked state are moved or given up."""
@@ -365,6 +371,7 @@ class LayerMemory:
             assert self.window.start == mark.start
             self.window.last = self.window.first + mark.held
         self.arena.truncate(mark.blocks)
+        self.arena.temporary = bool(self._marks)
         self.representatives.truncate(mark.blocks)
         self.sinks = mark.sinks
         self.whole_tokens = mark.whole_tokens

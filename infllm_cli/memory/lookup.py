@@ -7,18 +7,25 @@ from torch import Tensor
 
 from infllm_cli.kernels.block_mass import block_mass
 from infllm_cli.kernels.exact_lookup import exact_lookup_parts
+from infllm_cli.kernels.packed_lookup import packed_lookup
+from infllm_cli.kernels.store_codec import FULL
 from infllm_cli.memory.blocks import BlockArena, Segment
 from infllm_cli.memory.representatives import Representatives
 
 
-def by_representatives(query: Tensor, representatives: Representatives, blocks: int) -> Tensor:
+def by_representatives(
+    query: Tensor, representatives: Representatives, blocks: int, missing: Tensor | None = None
+) -> Tensor:
     """Blocks [H_kv, min(blocks, N)] in document order, by the paper's relevance.
 
     `sum_{i in X} sum_{j <= r} q_i . k_{b_j}` is linear, so the sum of the step's queries over
-    tokens and over the query heads of each KV head is enough: query [H_kv, d] float32.
+    tokens and over the query heads of each KV head is enough: query [H_kv, d] float32. Blocks
+    that are `missing` [N] are not found.
     """
     keys = representatives.key_sum[:, : representatives.count]
     relevance = torch.matmul(keys, query[:, :, None])[..., 0]  # [H_kv, N]
+    if missing is not None:
+        relevance = relevance.masked_fill(missing.to(relevance.device), float("-inf"))
     return top_blocks(relevance, blocks)
 
 
@@ -30,18 +37,26 @@ def exact(q: Tensor, arena: BlockArena, scaling: float, blocks: int) -> tuple[Te
     """
     folded = (q.float() * scaling).to(q.dtype).reshape(arena.kv_heads, -1, q.shape[-1]).cpu()
     parts = list(arena.parts())
-    if all(part.release is None for part in parts):
-        lse, _ = exact_lookup_parts(folded, [part.keys for part in parts])
+    if all(_is_plain(part) for part in parts):
+        lse, _ = exact_lookup_parts(folded, [part.keys.codes for part in parts])
     else:
         lse = torch.cat([_scan(folded, part) for part in parts], dim=-1)
     mass = block_mass(lse)
     return top_blocks(mass, blocks), mass
 
 
+def _is_plain(part: Segment) -> bool:
+    return part.release is None and part.keys.kind == FULL and part.slots is None
+
+
 def _scan(folded: Tensor, part: Segment) -> Tensor:
-    lse, _ = exact_lookup_parts(folded, [part.keys])
+    lse, _ = packed_lookup(folded, part.keys)
     if part.release is not None:
         part.release()
+    if part.slots is not None:
+        everything = lse.new_full((*lse.shape[:2], part.blocks), float("-inf"))
+        everything[..., part.held()] = lse
+        return everything
     return lse
 
 

@@ -113,6 +113,11 @@ class ModelMemory:
         return max((layer.arena.count for layer in self.tiered), default=0)
 
     @property
+    def dropped(self) -> int:
+        """Blocks per layer that were given up."""
+        return max((layer.arena.dropped for layer in self.tiered), default=0)
+
+    @property
     def device_bytes(self) -> int:
         """Bytes held on the model's device."""
         return sum(layer.device_bytes for layer in self.layers)
@@ -125,7 +130,7 @@ class ModelMemory:
     @property
     def segment_bytes(self) -> int:
         """Bytes of a full segment of all layers."""
-        return sum(x.arena.block_bytes for x in self.tiered) * self.config.segment_blocks
+        return sum(layer.arena.segment_bytes for layer in self.tiered)
 
     @property
     def mapped_bytes(self) -> int:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from infllm_cli.kernels.store_codec import Packed
 from infllm_cli.memory.blocks import Segment
 from infllm_cli.memory.layer import LayerMemory
 from infllm_cli.memory.model_memory import ModelMemory
@@ -51,8 +52,11 @@ def segment_tensors(memory: ModelMemory, index: int) -> Tensors:
         kept = layer.representatives
         blocks = slice(start, start + segment.blocks)
         found |= {
-            f"{number}.keys": segment.keys,
-            f"{number}.values": segment.values,
+            f"{number}.{name}.{part}": tensor
+            for name, packed in (("keys", segment.keys), ("values", segment.values))
+            for part, tensor in packed.tensors().items()
+        }
+        found |= {
             f"{number}.key_sum": kept.key_sum[:, blocks],
             f"{number}.chosen": kept.chosen[:, blocks],
         }
@@ -73,9 +77,10 @@ def place_segment(
     """
     for number, layer in _tiered(memory):
         prefix = f"{number}."
+        g, kind = layer.geometry, layer.config.codec.value
         segment = Segment(
-            tensors[f"{prefix}keys"],
-            tensors[f"{prefix}values"],
+            Packed(kind, g.head_dim, **_part(tensors, f"{prefix}keys.")),
+            Packed(kind, g.value_dim, **_part(tensors, f"{prefix}values.")),
             mapped=True,
             release=release(prefix) if release is not None else None,
         )
@@ -102,8 +107,8 @@ def state_of(memory: ModelMemory) -> State:
             }
         tail = layer.arena.tail
         if tail is not None:
-            tensors[f"{prefix}tail.keys"] = tail.keys
-            tensors[f"{prefix}tail.values"] = tail.values
+            tensors[f"{prefix}tail.keys"] = tail.keys.codes
+            tensors[f"{prefix}tail.values"] = tail.values.codes
             kept = layer.representatives.held(layer.arena.sealed)
             tensors |= {f"{prefix}tail.{name}": t.cpu() for name, t in kept.items()}
     return State(memory.tokens, segments_of(memory), starts, tensors)

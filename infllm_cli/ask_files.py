@@ -1,0 +1,93 @@
+"""`infllm ask book.infllm`: questions to memories that lie in files."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+from typing import TYPE_CHECKING, TextIO
+
+from infllm_cli.ask import AskRequest, ask_all, check_request
+from infllm_cli.errors import UsageError
+from infllm_cli.joining import join_memories
+from infllm_cli.memory.config import FLAGS, MemoryConfig
+from infllm_cli.memory_file import MemoryFile
+from infllm_cli.reader import Memory, Reader
+from infllm_cli.reading import tell_plain_form
+
+if TYPE_CHECKING:
+    from infllm_cli.console import Console
+
+# Sizes that memories must share to be asked together.
+SHARED = ("sink_tokens", "window_tokens", "block_tokens", "chunk_tokens")
+
+
+def run_ask_files(request: AskRequest, console: Console, out: TextIO) -> None:
+    """Load the memories, join them if they are several, ask.
+
+    Raises:
+        InfllmError: see the modules.
+        UsageError: sizes were given that only a reading can have, or the memories' differ.
+    """
+    check_request(request)
+    limits = request.limits.parsed()
+    console.stage("checking the memory")
+    files = [MemoryFile(path) for path in request.memory_files]
+    configs = [_config(file, request) for file in files]
+    _refuse_different(files)
+    dtype = request.model.dtype.value
+    console.stage("loading the model")
+    reader = Reader.load(
+        request.model.model or files[0].model,
+        device=request.model.device,
+        dtype=files[0].dtype if dtype == "auto" else dtype,
+        cache_dir=request.model.cache,
+        progress=console.fetching,
+        **{field.name: getattr(configs[0], field.name) for field in fields(configs[0])},
+    )
+    tell_plain_form(reader, console)
+    release = sum(file.size for file in files) > limits.host
+    reserve = reader.reserve_for(request.questions, request.options)
+    memories: list[Memory] = []
+    for file, config in zip(files, configs, strict=True):
+        # Each with its own codec.
+        of_file = Reader(reader.loaded, config)
+        memory = file.load(
+            of_file, request.model.cache, console.fetching, reserve=reserve, release=release
+        )
+        console.note(
+            f"all {len(memory.tokens):,} tokens come from {file.path}; none is read again."
+        )
+        memories.append(memory)
+    memory = memories[0]
+    if len(memories) > 1:
+        memory = join_memories(memories, reader.loaded.trained_length)
+    ask_all(request, reader, memory, None, console, out)
+
+
+def _config(file: MemoryFile, request: AskRequest) -> MemoryConfig:
+    """The sizes of a memory, with the number of blocks that the user wants for answers.
+
+    Raises:
+        UsageError: another size was given, and it is another one than the memory's.
+    """
+    config = file.config
+    for name, value in request.sizes.sizes().items():
+        if name == "answer_blocks" and value is not None:
+            config = replace(config, answer_blocks=value)
+        elif value is not None and value != getattr(config, name):
+            raise UsageError(
+                f"{FLAGS[name]} is {value}, but {file.path} was read with {getattr(config, name)}; "
+                "leave it out."
+            )
+    return config
+
+
+def _refuse_different(files: list[MemoryFile]) -> None:
+    first = files[0]
+    for file in files[1:]:
+        for name in SHARED:
+            here, there = getattr(file.config, name), getattr(first.config, name)
+            if here != there:
+                raise UsageError(
+                    f"{file.path} was read with {FLAGS[name]} {here}, {first.path} with {there}: "
+                    "they cannot be asked together."
+                )

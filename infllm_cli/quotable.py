@@ -1,0 +1,46 @@
+"""A text cut into what can be quoted: sentences, or lines where the text is none of prose."""
+
+from __future__ import annotations
+
+import itertools
+import re
+
+from infllm_cli.sentences import split_sentences
+
+# A piece shorter than this says little by itself: it goes with what follows it.
+LEAST_CHARS = 40
+# Minified code and tables have no end of sentence.
+MOST_CHARS = 600
+
+_BLANK = re.compile(r"\n[^\S\n]*\n")
+# The end of a line that was not wrapped: what follows is indented or a mark, as in code and lists.
+_LINE = re.compile(r"\n(?=[^\S\n]+\S|[^\w\s\"'“‘(])")
+
+
+def cut_quotable(text: str, start: int, end: int) -> list[tuple[int, int]]:
+    """First and last (excluded) characters of the pieces of `text[start:end]`.
+
+    They hold all of it but white space.
+    """
+    found: list[tuple[int, int]] = []
+    for sentence in split_sentences(text, start, end):
+        lines = [match.start() for match in _LINE.finditer(text, sentence.start, sentence.end)]
+        for first, last in itertools.pairwise([sentence.start, *lines, sentence.end]):
+            if not text[first:last].strip():
+                continue
+            short = bool(found) and found[-1][1] - found[-1][0] < LEAST_CHARS
+            if short and not _BLANK.search(text, found[-1][0], first + 1):
+                found[-1] = (found[-1][0], last)
+            else:
+                found.append((first, last))
+    return [piece for span in found for piece in _split(text, *span)]
+
+
+def _split(text: str, first: int, last: int) -> list[tuple[int, int]]:
+    """A piece without end, at white space where there is some."""
+    pieces = []
+    while last - first > MOST_CHARS:
+        at = text.rfind(" ", first + LEAST_CHARS, first + MOST_CHARS) + 1 or first + MOST_CHARS
+        pieces.append((first, at))
+        first = at
+    return [*pieces, (first, last)]

@@ -1,0 +1,134 @@
+"""What `--json` prints, and what is told of memory used."""
+
+from __future__ import annotations
+
+import json
+import resource
+import sys
+from pathlib import Path
+from typing import Any, TextIO
+
+import torch
+
+from infllm_cli.document import Document
+from infllm_cli.events import Answer
+from infllm_cli.evidence import Passage
+from infllm_cli.keeping import Keeper
+from infllm_cli.reader import Memory, Reader
+
+JSON_SCHEMA = 1
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """As in "bfloat16"."""
+    return str(dtype).removeprefix("torch.")
+
+
+def json_line(value: object, out: TextIO) -> str:
+    """JSON as a line that `out` can encode."""
+    readable = (out.encoding or "").lower().startswith("utf")
+    return json.dumps(value, ensure_ascii=not readable) + "\n"
+
+
+def peak_bytes(reader: Reader, memory: Memory) -> int:
+    """The most that was held on the model's device.
+
+    On a GPU everything that was allocated there, weights included; on a processor, where device
+    and host are one, the tiers that would be on the device.
+    """
+    if reader.loaded.device.type == "cuda":
+        return torch.cuda.max_memory_allocated(reader.loaded.device)
+    return memory.device_bytes_peak
+
+
+def peak_process_bytes() -> int:
+    """The most memory that this process has held."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
+
+
+def passage_as_json(passage: Passage, document: Document) -> dict[str, Any]:
+    """A passage with its place."""
+    return {
+        "file": passage.file or document.name,
+        "lines": list(passage.lines),
+        "text": passage.text,
+        "score": round(passage.score, 6),
+    }
+
+
+def answer_as_json(answer: Answer, document: Document, most: int) -> dict[str, Any]:
+    """An answer with at most so many passages of evidence."""
+    return {
+        "question": answer.question,
+        "answer": answer.text,
+        "quote": None if answer.quote is None else passage_as_json(answer.quote, document),
+        "finish": answer.finish,
+        "tokens": answer.tokens,
+        "seconds": round(answer.seconds, 3),
+        "first_token_seconds": round(answer.first_token_seconds, 3),
+        "evidence": [passage_as_json(passage, document) for passage in answer.evidence[:most]],
+        "reread": [passage_as_json(passage, document) for passage in answer.reread],
+    }
+
+
+def as_json(
+    reader: Reader,
+    memory: Memory,
+    keeper: Keeper | None,
+    answers: list[Answer],
+    evidence: int,
+    written: Path | None = None,
+) -> dict[str, Any]:
+    """The object that `--json` prints."""
+    document, loaded = memory.document, reader.loaded
+    saved = keeper.saved_path() if keeper is not None else None
+    most = evidence or 5
+    return {
+        "schema": JSON_SCHEMA,
+        "document": {
+            "name": document.name,
+            "bytes": document.size_bytes,
+            "encoding": document.encoding,
+            "lines": document.lines,
+            "tokens": len(memory.tokens),
+            "sha256": document.sha256,
+            "files": [
+                {
+                    "name": file.name,
+                    "bytes": file.size_bytes,
+                    "encoding": file.encoding,
+                    "lines": file.lines,
+                    "sha256": file.sha256,
+                }
+                for file in document.parts or [document]
+            ],
+        },
+        "read": {
+            "tokens": memory.read_tokens,
+            "reused_tokens": memory.reused_tokens,
+            "truncated": memory.state.dropped > 0,
+            "seconds": round(memory.read_seconds, 3),
+            "tokens_per_second": round(memory.read_tokens / max(memory.read_seconds, 1e-9), 1),
+        },
+        "answers": [answer_as_json(answer, document, most) for answer in answers],
+        "memory": {
+            "whole": memory.whole,
+            "blocks": memory.state.blocks,
+            "dropped_blocks": memory.state.dropped,
+            "host_bytes": memory.state.host_bytes,
+            "disk_bytes": memory.state.mapped_bytes,
+            "moved_to_disk": keeper is not None and keeper.moved,
+            "saved": None if saved is None else {"key": saved.name, "path": str(saved)},
+            "file": None if written is None else str(written),
+            "device_bytes_peak": peak_bytes(reader, memory),
+            "config": reader.config.as_dict(),
+        },
+        "model": {
+            "name": loaded.name,
+            "architecture": loaded.architecture,
+            "dtype": dtype_name(loaded.dtype),
+            "device": str(loaded.device),
+            "trained_length": loaded.trained_length,
+        },
+    }

@@ -1,0 +1,110 @@
+"""The sentence that is quoted: which, when none, and that it is the document's own."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from tiny_readers import make_reader, read_text
+
+from infllm_cli.events import Quoted
+from infllm_cli.passages import cut_passages
+from infllm_cli.quoting import best_sentence, sentences_of
+from infllm_cli.sampling import Answering, AnswerOptions, Quoting
+from infllm_cli.words import WordIndex
+
+STORY = (
+    "The ferry was called Patience and was built by two brothers who had quarrelled.\n\n"
+    "The lamp had been made by Gideon Marl of Tarnbridge in 1858. It was a plain lamp of tin. "
+    "Nobody lit it on Sundays, whatever the weather on the river might be.\n\n"
+    "The goose was called Deacon, for it walked like one, and bit like one, too.\n"
+) + "There was nothing to be seen upon the water on that day but the grey of it. " * 60
+
+
+@pytest.fixture(scope="module")
+def parts():
+    reader = make_reader()
+    tokens = reader.prompt.tokenizer.encode(STORY)
+    passages = cut_passages(STORY, tokens)
+    return tokens, passages, WordIndex(STORY, tokens, passages)
+
+
+def quote(parts, question: str, likelihood=None) -> str | None:
+    tokens, passages, words = parts
+    sentences = sentences_of(STORY, tokens, passages, list(range(len(passages))))
+    found = best_sentence(question, STORY, words, sentences, likelihood)
+    return None if found is None else STORY[slice(*found.chars)].strip()
+
+
+def test_the_sentence_with_the_questions_words_is_quoted(parts) -> None:
+    assert quote(parts, "Who made the lamp?").startswith("The lamp had been made by Gideon")
+    assert quote(parts, "What was the goose called?").startswith("The goose was called Deacon")
+
+
+@pytest.mark.parametrize(
+    "question",
+    [
+        "Who is Starbuck?",  # no word of it is there
+        "What was it?",  # words that are everywhere say nothing
+        "?",
+    ],
+)
+def test_nothing_is_quoted_where_the_words_are_missing(parts, question: str) -> None:
+    assert quote(parts, question) is None
+
+
+def test_the_likelihood_decides_between_sentences_that_share_as_much(parts) -> None:
+    tokens, _, _ = parts
+
+    def prefers(word: str):
+        def likelihood(spans: list[tuple[int, int]]) -> np.ndarray:
+            texts = [STORY[tokens.spans[a, 0] : tokens.spans[b - 1, 1]] for a, b in spans]
+            return np.array([10.0 * (word in text) for text in texts])
+
+        return likelihood
+
+    assert "Patience" in quote(parts, "What was called?", prefers("Patience"))
+    assert "Deacon" in quote(parts, "What was called?", prefers("Deacon"))
+
+
+def test_sentences_of_passages_hold_their_own_tokens(parts) -> None:
+    tokens, passages, _ = parts
+    chosen = [0, 1, len(passages) - 1]
+    for sentence in sentences_of(STORY, tokens, passages, chosen):
+        first, last = sentence.tokens
+        held = STORY[tokens.spans[first, 0] : tokens.spans[last - 1, 1]]
+        assert STORY[slice(*sentence.chars)].strip() in held
+        assert sentence.passage in chosen
+
+
+@pytest.mark.parametrize("whole", [False, True])
+@pytest.mark.parametrize("answering", list(Answering))
+def test_a_quote_stands_in_the_document_and_comes_first(answering: Answering, whole: bool) -> None:
+    reader = make_reader()
+    text = STORY
+    memory = read_text(reader, text, whole=whole)
+    # A random model judges at random: words alone choose.
+    options = AnswerOptions(max_tokens=3, answering=answering, quote=Quoting.ALWAYS, candidates=0)
+    events = list(reader.ask_steps(memory, "Who made the lamp?", options))
+    assert isinstance(events[0], Quoted)
+    passage = events[0].passage
+    assert events[-1].quote == passage and "Gideon Marl" in passage.text
+    first, last = passage.lines
+    assert passage.text in "\n".join(text.split("\n")[first - 1 : last])
+    # What is re-read as text holds it.
+    if answering is not Answering.MEMORY and not (whole and answering is Answering.BOTH):
+        assert any("Gideon Marl" in reread.text for reread in events[-1].reread)
+    silent = reader.ask(memory, "Who made the lamp?", replace(options, quote=Quoting.NEVER))
+    assert silent.quote is None and silent.text  # it is no part of what the model says
+
+
+@pytest.mark.parametrize("answering", list(Answering))
+def test_small_models_quote_by_themselves_with_memory_and_passages(answering: Answering) -> None:
+    reader = make_reader()
+    memory = read_text(reader, STORY)
+    options = AnswerOptions(max_tokens=2, answering=answering, candidates=0)
+    answer = reader.ask(memory, "Who made the lamp?", options)
+    assert (answer.quote is not None) == (answering is Answering.BOTH)
+    reader.__dict__["parameters"] = 7_000_000_000
+    assert reader.ask(memory, "Who made the lamp?", options).quote is None
