@@ -129,7 +129,11 @@ class Asking:
                 per_block = recall.attention_scores(profile, self._neutral().profile)
                 rankings.append(memory.to_passages(per_block))
                 weights.append(recall.ATTENTION_WEIGHT)
-        return recall.fuse(rankings, weights)
+        fused = recall.fuse(rankings, weights)
+        if most and not self.alone and len(words) > most:
+            # Most passages have not been judged: the words keep every other place.
+            return recall.take_turns(words, fused)
+        return fused
 
     def _likelihood(self, spans: list[tuple[int, int]]) -> np.ndarray:
         """Of the question behind stretches of the document's tokens [n]."""

@@ -71,6 +71,17 @@ def fuse(scores: list[np.ndarray], weights: list[float]) -> np.ndarray:
     return fused
 
 
+def take_turns(first: np.ndarray, second: np.ndarray) -> np.ndarray:
+    """Scores [P] that order passages by two rankings [P] in turn: the first's best, then the
+    second's, and so on; 0 where both know nothing (their floor).
+    """
+    orders = [np.argsort(-scores, kind="stable") for scores in (first, second)]
+    turns = dict.fromkeys(int(i) for pair in zip(*orders, strict=True) for i in pair)
+    scores = np.zeros(len(first))
+    scores[list(turns)] = 1 / np.arange(1, len(turns) + 1)
+    return np.where((first > first.min()) | (second > second.min()), scores, 0.0)
+
+
 def candidates(words: np.ndarray, most: int) -> list[int]:
     """The passages worth judging, in document order: all, or of more than `most` those that share
     the most words [P] with the question.
