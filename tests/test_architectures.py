@@ -22,6 +22,7 @@ from infllm_cli.memory import sliding as sliding_module
 from infllm_cli.memory.config import MemoryConfig
 from infllm_cli.memory.layer import LayerGeometry, LayerMemory
 from infllm_cli.memory.model_memory import ModelMemory
+from infllm_cli.memory.rotary import Rotary
 from infllm_cli.memory.sliding import windows_only
 from infllm_cli.memory.softmax import attend
 from infllm_cli.memory.step import Phase
@@ -258,6 +259,32 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
     monkeypatch.setattr(selftest, "self_test", counting)
     return ran
+
+
+def with_biased_keys() -> nn.Module:
+    """Keys with a large bias lose most of their digits in half precision, as Qwen2's do."""
+    model = build("qwen2").to(torch.bfloat16)
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for layer in model.model.layers:
+            bias = layer.self_attn.k_proj.bias
+            bias.copy_(30 * torch.randn(bias.shape, generator=generator))
+    return model
+
+
+def test_rounding_that_the_library_shows_too_is_no_fault() -> None:
+    model = with_biased_keys()
+    difference = self_test(model, probe_layers(model))
+    assert difference > selftest.TOLERANCE[torch.bfloat16]
+
+
+def test_a_wrong_position_is_found_among_such_rounding(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = with_biased_keys()
+    layers = probe_layers(model)
+    rotate = Rotary.rotate
+    monkeypatch.setattr(Rotary, "rotate", lambda self, x, table: rotate(self, x, table).flip(-2))
+    with pytest.raises(ModelError, match="differ from"):
+        self_test(model, layers)
 
 
 def test_a_passed_self_test_is_remembered(counted: list[float], tmp_path: Path) -> None:

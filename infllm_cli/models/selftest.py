@@ -21,9 +21,11 @@ from infllm_cli.memory.step import Phase
 TOKENS = 48
 CHUNK = 20  # several chunks, the last one shorter: window, causal tail and positions all take part
 
-# Largest root mean square difference of the logits, relative to their spread. In half precision
-# the library's own two attention functions differ by about a third of this.
+# Largest root mean square difference of the logits, relative to their spread.
 TOLERANCE = {torch.float32: 1e-4, torch.float16: 0.03, torch.bfloat16: 0.08}
+# Or as many times the difference between the library's own two attention functions: keys with a
+# large bias (Qwen2) lose so much in half precision that these differ by 0.14 themselves.
+OWN_DIFFERENCE = 1.25
 
 
 def relative_difference(ours: Tensor, reference: Tensor) -> float:
@@ -43,12 +45,7 @@ def self_test(model: nn.Module, layers: list[LayerGeometry]) -> float:
     ids = torch.randint(0, vocabulary, (TOKENS,), generator=generator)
     ids = ids.to(model.get_input_embeddings().weight.device)
     with torch.inference_mode():
-        model.set_attn_implementation("eager")
-        try:
-            positions = torch.arange(TOKENS, device=ids.device)[None]
-            reference = model(ids[None], position_ids=positions, use_cache=False).logits[0, -1]
-        finally:
-            model.set_attn_implementation(NAME)
+        reference = _own_logits(model, ids, "eager")
         config = MemoryConfig(chunk_tokens=CHUNK)
         memory = ModelMemory(layers, config, trained_length=TOKENS, whole_tokens=TOKENS)
         logits = None
@@ -57,12 +54,29 @@ def self_test(model: nn.Module, layers: list[LayerGeometry]) -> float:
             logits = forward(model, piece, MemoryCall(memory, step), want_logits=True)
             memory.finish(step)
     difference = relative_difference(logits, reference.float())
-    if not difference <= TOLERANCE.get(reference.dtype, 1e-4):  # also catches NaN
+    tolerance = TOLERANCE.get(reference.dtype, 1e-4)
+    if not difference <= tolerance and reference.dtype is not torch.float32:
+        # Not every model has this one; a ValueError of the library says so.
+        with contextlib.suppress(ValueError):
+            own = relative_difference(_own_logits(model, ids, "sdpa"), reference)
+            tolerance = max(tolerance, OWN_DIFFERENCE * own)
+    if not difference <= tolerance:  # also catches NaN
         raise ModelError(
             f"{type(model).__name__} cannot be read: its logits through the memory differ from "
             f"the library's own by {difference:.2g} of their spread."
         )
     return difference
+
+
+@torch.inference_mode()
+def _own_logits(model: nn.Module, ids: Tensor, attention: str) -> Tensor:
+    """Logits [V] of the last of ids [n] through one of the library's attention functions."""
+    try:
+        model.set_attn_implementation(attention)
+        positions = torch.arange(len(ids), device=ids.device)[None]
+        return model(ids[None], position_ids=positions, use_cache=False).logits[0, -1]
+    finally:
+        model.set_attn_implementation(NAME)
 
 
 def fingerprint(model: nn.Module) -> str:
