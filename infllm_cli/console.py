@@ -184,11 +184,15 @@ class PlainConsole(Console):
 
     def report_summary(self, reader: Reader, memory: Memory, summary: Summary, peak: int) -> None:
         """One line, or one per fact with `--stats`."""
-        self._facts([*_facts(reader, memory, [], peak), ("summary", summarized(summary))])
+        from infllm_cli.told import report_facts
+
+        self._facts([*report_facts(reader, memory, [], peak), ("summary", summarized(summary))])
 
     def report(self, reader: Reader, memory: Memory, answers: list[Answer], peak: int) -> None:
         """One line, or one per fact with `--stats`."""
-        self._facts(_facts(reader, memory, answers, peak))
+        from infllm_cli.told import report_facts
+
+        self._facts(report_facts(reader, memory, answers, peak))
 
     def _facts(self, facts: list[tuple[str, str]]) -> None:
         if self._keep_rows:
@@ -399,11 +403,15 @@ class LiveConsole(Console):
 
     def report_summary(self, reader: Reader, memory: Memory, summary: Summary, peak: int) -> None:
         """A small table."""
-        self._facts([*_facts(reader, memory, [], peak), ("summary", summarized(summary))])
+        from infllm_cli.told import report_facts
+
+        self._facts([*report_facts(reader, memory, [], peak), ("summary", summarized(summary))])
 
     def report(self, reader: Reader, memory: Memory, answers: list[Answer], peak: int) -> None:
         """A small table."""
-        self._facts(_facts(reader, memory, answers, peak))
+        from infllm_cli.told import report_facts
+
+        self._facts(report_facts(reader, memory, answers, peak))
 
     def _facts(self, facts: list[tuple[str, str]]) -> None:
         from rich.table import Table
@@ -437,43 +445,3 @@ def _draws_bars() -> bool:
     except (LookupError, UnicodeEncodeError):
         return False
     return True
-
-
-def _facts(
-    reader: Reader, memory: Memory, answers: list[Answer], peak: int
-) -> list[tuple[str, str]]:
-    """What the report tells, as name and value."""
-    from infllm_cli.told import peak_process_bytes
-
-    state, loaded = memory.state, reader.loaded
-    speed = memory.read_tokens / max(memory.read_seconds, 1e-9)
-    dtype = str(loaded.dtype).removeprefix("torch.")
-    facts = [("model", f"{loaded.name}, {dtype} on {loaded.device}")]
-    total = f"{len(memory.tokens):,} tokens"
-    if memory.read_tokens:
-        read = f"{memory.read_tokens:,} of {total} in {duration(memory.read_seconds)}"
-        facts.append(("read", f"{read}, {speed:.0f}/s"))
-    if memory.reused_tokens:
-        facts.append(("from a saved memory", f"{memory.reused_tokens:,} of {total}"))
-    if memory.whole:
-        facts.append(("memory", "attended whole, no blocks"))
-    else:
-        facts.append(
-            (
-                "memory",
-                f"{state.blocks} blocks of {state.config.block_tokens} per layer, "
-                f"{state.config.codec.value}",
-            )
-        )
-    if state.dropped:
-        facts.append(("dropped", f"{state.dropped:,} of these blocks"))
-    facts.append(("host", size(state.host_bytes)))
-    if state.mapped_bytes:
-        facts.append(("disk", size(state.mapped_bytes)))
-    facts.append(("device", f"{size(peak)} at most"))
-    facts.append(("process", f"{size(peak_process_bytes())} at most"))
-    tokens = sum(answer.tokens for answer in answers)
-    seconds = sum(answer.seconds for answer in answers)
-    if answers:
-        facts.append(("answered", f"{tokens} tokens in {duration(seconds)}"))
-    return facts

@@ -15,6 +15,7 @@ from infllm_cli.events import Answer
 from infllm_cli.evidence import Passage
 from infllm_cli.keeping import Keeper
 from infllm_cli.reader import Memory, Reader
+from infllm_cli.wording import duration, size
 
 JSON_SCHEMA = 1
 
@@ -132,3 +133,41 @@ def as_json(
             "trained_length": loaded.trained_length,
         },
     }
+
+
+def report_facts(
+    reader: Reader, memory: Memory, answers: list[Answer], peak: int
+) -> list[tuple[str, str]]:
+    """What a report tells when all is done, as name and value."""
+    state, loaded = memory.state, reader.loaded
+    speed = memory.read_tokens / max(memory.read_seconds, 1e-9)
+    dtype = dtype_name(loaded.dtype)
+    facts = [("model", f"{loaded.name}, {dtype} on {loaded.device}")]
+    total = f"{len(memory.tokens):,} tokens"
+    if memory.read_tokens:
+        read = f"{memory.read_tokens:,} of {total} in {duration(memory.read_seconds)}"
+        facts.append(("read", f"{read}, {speed:.0f}/s"))
+    if memory.reused_tokens:
+        facts.append(("from a saved memory", f"{memory.reused_tokens:,} of {total}"))
+    if memory.whole:
+        facts.append(("memory", "attended whole, no blocks"))
+    else:
+        facts.append(
+            (
+                "memory",
+                f"{state.blocks} blocks of {state.config.block_tokens} per layer, "
+                f"{state.config.codec.value}",
+            )
+        )
+    if state.dropped:
+        facts.append(("dropped", f"{state.dropped:,} of these blocks"))
+    facts.append(("host", size(state.host_bytes)))
+    if state.mapped_bytes:
+        facts.append(("disk", size(state.mapped_bytes)))
+    facts.append(("device", f"{size(peak)} at most"))
+    facts.append(("process", f"{size(peak_process_bytes())} at most"))
+    tokens = sum(answer.tokens for answer in answers)
+    seconds = sum(answer.seconds for answer in answers)
+    if answers:
+        facts.append(("answered", f"{tokens} tokens in {duration(seconds)}"))
+    return facts

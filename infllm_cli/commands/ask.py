@@ -15,7 +15,7 @@ from infllm_cli.commands.groups import (
     SizeFlags,
     grouped,
 )
-from infllm_cli.commands.shared import open_started, open_stdin
+from infllm_cli.commands.shared import answer_options, open_started, open_stdin
 from infllm_cli.interrupts import clean_end
 from infllm_cli.options import (
     EXIT_CODES,
@@ -83,22 +83,12 @@ def ask(
         memories = memory_files(files)
         document = None if memories else load_files(files, stdin, encoding, console.note)
         from infllm_cli.ask import AskRequest, run_ask
-        from infllm_cli.sampling import Answering, AnswerOptions, Quoting
 
         request = AskRequest(
             document=document,
             questions=asked,
             model=model,
-            options=AnswerOptions(
-                max_tokens=sampling.max_tokens,
-                temperature=sampling.temperature,
-                top_p=sampling.top_p,
-                seed=sampling.seed,
-                answering=Answering(sampling.answering.value),
-                reread_tokens=recall.reread_tokens,
-                candidates=recall.candidates,
-                quote=Quoting(sampling.quote.value),
-            ),
+            options=answer_options(sampling, recall),
             limits=limits,
             sizes=sizes,
             evidence=evidence,

@@ -14,7 +14,7 @@ from infllm_cli.commands.groups import (
     SizeFlags,
     grouped,
 )
-from infllm_cli.commands.shared import open_document, open_started
+from infllm_cli.commands.shared import answer_options, open_document, open_started
 from infllm_cli.errors import UsageError
 from infllm_cli.interrupts import clean_end, rearm
 from infllm_cli.options import EXIT_CODES, Encoding, EvidenceCount, File, Files, Json, Quiet, Stats
@@ -59,20 +59,10 @@ def chat(
         from infllm_cli.chat import ChatRequest, run_chat
         from infllm_cli.lines import lines
         from infllm_cli.reading import Source
-        from infllm_cli.sampling import Answering, AnswerOptions, Quoting
 
         request = ChatRequest(
             source=Source(document, model, limits, sizes),
-            options=AnswerOptions(
-                max_tokens=sampling.max_tokens,
-                temperature=sampling.temperature,
-                top_p=sampling.top_p,
-                seed=sampling.seed,
-                answering=Answering(sampling.answering.value),
-                reread_tokens=recall.reread_tokens,
-                candidates=recall.candidates,
-                quote=Quoting(sampling.quote.value),
-            ),
+            options=answer_options(sampling, recall),
             evidence=evidence,
             as_json=as_json,
         )

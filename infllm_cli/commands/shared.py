@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, BinaryIO
 import typer
 
 if TYPE_CHECKING:
+    from infllm_cli.commands.groups import RecallFlags, SamplingFlags
     from infllm_cli.console import Console
     from infllm_cli.document import Document
+    from infllm_cli.sampling import AnswerOptions
 
 
 def open_started(context: typer.Context, *, quiet: bool, keep_rows: bool = False) -> Console:
@@ -44,3 +46,23 @@ def open_document(console: Console, files: list[str], encoding: str | None) -> D
     from infllm_cli.files import load_files
 
     return load_files(files, open_stdin(console, *files), encoding, console.note)
+
+
+def answer_options(sampling: SamplingFlags, recall: RecallFlags) -> AnswerOptions:
+    """How to answer, as the flags say.
+
+    Raises:
+        UsageError: a value out of range.
+    """
+    from infllm_cli.sampling import Answering, AnswerOptions, Quoting
+
+    return AnswerOptions(
+        max_tokens=sampling.max_tokens,
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        seed=sampling.seed,
+        answering=Answering(sampling.answering.value),
+        quote=Quoting(sampling.quote.value),
+        reread_tokens=recall.reread_tokens,
+        candidates=recall.candidates,
+    )
