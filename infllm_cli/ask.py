@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
@@ -41,6 +42,11 @@ class AskRequest:
     heatmap: Path | None = None
     memory_files: list[Path] = field(default_factory=list)  # instead of a document
     output: Path | None = None  # where a memory that has been read is written to
+
+    @cached_property
+    def pictures(self) -> Pictures:
+        """The files that show where the answers looked."""
+        return Pictures(self.evidence_html, self.heatmap)
 
 
 def run_ask(request: AskRequest, console: Console, out: TextIO) -> None:
@@ -80,6 +86,7 @@ def check_request(request: AskRequest) -> None:
     """
     if request.evidence < 0:
         raise UsageError(f"--evidence is {request.evidence}; it is a number of passages.")
+    request.pictures  # noqa: B018  refuses a folder that is not there before anything is read
 
 
 def _tell_saved(
@@ -120,7 +127,7 @@ def ask_all(
     Raises:
         Interrupted: an answer was stopped.
     """
-    pictures = Pictures(request.evidence_html, request.heatmap)
+    pictures = request.pictures
     answers: list[Answer] = []
     interrupted = False
     for number, question in enumerate(request.questions):

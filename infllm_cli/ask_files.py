@@ -33,6 +33,13 @@ def run_ask_files(request: AskRequest, console: Console, out: TextIO) -> None:
     files = [MemoryFile(path) for path in request.memory_files]
     configs = [_config(file, request) for file in files]
     _refuse_different(files)
+    wanted = request.sizes.as_dict()["codec"]
+    for file in files:
+        # The default is nobody's wish.
+        if wanted not in (MemoryConfig().codec, file.config.codec):
+            console.note(
+                f"{file.path} is stored as {file.config.codec.value}; --store does not change it."
+            )
     dtype = request.model.dtype.value
     console.stage("loading the model")
     reader = Reader.load(

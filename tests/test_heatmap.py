@@ -165,6 +165,7 @@ def test_the_command_writes_both_and_rows_have_strips(server, tmp_path):
     assert re.search(rb"answer 1 .*; \[[ .:=+*#%-]{10,40}\]", plain.stderr)
     missing = server.run([*arguments, "--heatmap", tmp_path / "no" / "a.svg"])
     assert missing.returncode == 2 and b"no folder" in missing.stderr
+    assert b"loading the model" not in missing.stderr
 
 
 def test_a_row_without_mass_has_no_strip():
