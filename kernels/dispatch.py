@@ -1,0 +1,73 @@
+"""Which form of a kernel runs: Triton on a CUDA device, its plain torch twin elsewhere.
+
+A kernel that cannot be imported, compiled or launched is replaced by its twin for the rest of the
+process, with one warning that names it: slower is told, never silent. Errors that mean something
+else (memory that runs out) pass through.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.util
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+HAS_TRITON = importlib.util.find_spec("triton") is not None
+
+
+class Kernels:
+    """The forms that run on one kind of device.
+
+    Args:
+        triton: whether to try the Triton form at all.
+
+    Attributes:
+        failed: kernels that have given way to their twins, with the first line of the error.
+    """
+
+    def __init__(self, *, triton: bool) -> None:
+        self.triton = triton
+        self.failed: dict[str, str] = {}
+
+    def run(self, name: str, twin: Callable[..., Any], *arguments: Any) -> Any:
+        """Call `infllm_cli.kernels.{name}_triton.{name}_triton`, or `twin`, with the arguments.
+
+        Args:
+            name: of the kernel and, with `_triton` behind it, of its file and its function.
+            twin: the plain form, of the same signature.
+            arguments: of either.
+        """
+        if not self.triton or name in self.failed:
+            return twin(*arguments)
+        try:
+            return find(name)(*arguments)
+        except (torch.OutOfMemoryError, AssertionError, KeyboardInterrupt):
+            raise
+        except Exception as error:  # Triton, its compiler and the driver have kinds of their own
+            lines = str(error).strip().splitlines()
+            reason = f"{type(error).__name__}: {lines[0] if lines else 'no message'}"
+            self.failed[name] = reason
+            warnings.warn(
+                f"the kernel {name} does not run here ({reason}); plain torch does its work, "
+                "more slowly.",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+            return twin(*arguments)
+
+
+@functools.cache
+def find(name: str) -> Callable[..., Any]:
+    """The Triton form. Importing it imports Triton, which is slow and not possible everywhere."""
+    module = importlib.import_module(f"infllm_cli.kernels.{name}_triton")
+    return getattr(module, f"{name}_triton")
+
+
+@functools.cache
+def kernels_for(kind: str) -> Kernels:
+    """The forms for a kind of device ("cuda", "cpu", ...); one object per process and kind."""
+    return Kernels(triton=kind == "cuda" and HAS_TRITON)
