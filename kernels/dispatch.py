@@ -34,10 +34,11 @@ class Kernels:
         self.failed: dict[str, str] = {}
 
     def run(self, name: str, twin: Callable[..., Any], *arguments: Any) -> Any:
-        """Call `infllm_cli.kernels.{name}_triton.{name}_triton`, or `twin`, with the arguments.
+        """Call the Triton form of a kernel, or its twin, with the arguments.
 
         Args:
-            name: of the kernel and, with `_triton` behind it, of its file and its function.
+            name: "file" or "file.function": `infllm_cli.kernels.{file}_triton` has the function
+                `{function}_triton`, by default named as the file.
             twin: the plain form, of the same signature.
             arguments: of either.
         """
@@ -63,8 +64,9 @@ class Kernels:
 @functools.cache
 def find(name: str) -> Callable[..., Any]:
     """The Triton form. Importing it imports Triton, which is slow and not possible everywhere."""
-    module = importlib.import_module(f"infllm_cli.kernels.{name}_triton")
-    return getattr(module, f"{name}_triton")
+    file, _, function = name.partition(".")
+    module = importlib.import_module(f"infllm_cli.kernels.{file}_triton")
+    return getattr(module, f"{function or file}_triton")
 
 
 @functools.cache
