@@ -16,6 +16,23 @@ class Lookup(enum.Enum):
     EXACT = "exact"  # every stored key is scored
 
 
+class Policy(enum.Enum):
+    """What a layer keeps of its past, and what a step attends of it."""
+
+    INFLLM = "infllm"  # all blocks in host memory, exact lookup while answering
+    INFLLM_PAPER = "infllm-paper"  # InfLLM as published, arXiv 2402.04617
+    DENSE = "dense"  # everything, everything
+    STREAMING_LLM = "streaming-llm"  # sinks and window, consecutive positions; arXiv 2309.17453
+    LM_INFINITE = "lm-infinite"  # sinks and window, distances capped; arXiv 2308.16137
+    H2O = "h2o"  # sinks, window and heavy hitters, a fixed budget; arXiv 2306.14048
+    INFINI = "infini"  # a window and a compressive memory; arXiv 2404.07143
+
+    @property
+    def has_blocks(self) -> bool:
+        """Whether layers keep their past in blocks, which can be looked up and saved."""
+        return self in (Policy.INFLLM, Policy.INFLLM_PAPER)
+
+
 @dataclass(frozen=True, slots=True)
 class MemoryConfig:
     """Sizes in tokens or blocks, as the names say.
@@ -35,6 +52,7 @@ class MemoryConfig:
     read_lookup: Lookup = Lookup.REPRESENTATIVES
     answer_lookup: Lookup = Lookup.EXACT
     codec: Codec = Codec.INT8  # how sealed blocks are stored
+    policy: Policy = Policy.INFLLM
 
     def __post_init__(self) -> None:
         """Refuse sizes that no memory could hold."""
@@ -131,7 +149,7 @@ class MemoryConfig:
     @classmethod
     def from_dict(cls, values: dict[str, int | str]) -> MemoryConfig:
         """What `as_dict` told of another one."""
-        kinds = {"read_lookup": Lookup, "answer_lookup": Lookup, "codec": Codec}
+        kinds = {"read_lookup": Lookup, "answer_lookup": Lookup, "codec": Codec, "policy": Policy}
         return cls(**{name: kinds.get(name, int)(value) for name, value in values.items()})
 
     def as_dict(self) -> dict[str, int | str]:
