@@ -886,7 +886,7 @@ def test_angles_stay_exact_at_a_million_tokens() -> None:
         ({"chunk_tokens": 0}, "--chunk is 0"),
         ({"read_blocks": -1}, "--read-blocks is -1"),
         ({"answer_blocks": 0}, "--blocks is 0"),
-        ({"representatives_per_block": 0}, "representatives_per_block is 0"),
+        ({"representatives_per_block": 0}, "--representatives is 0"),
         ({"representatives_per_block": 129}, "representatives per block"),
         ({"window_tokens": 127}, "--window is 127; it must hold at least one block"),
     ],
