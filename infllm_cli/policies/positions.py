@@ -31,3 +31,19 @@ def additive(visible: Tensor, like: Tensor) -> Tensor:
     """A mask to add to scores: 0 where visible [L, T], else minus infinity."""
     mask = torch.zeros(visible.shape, dtype=like.dtype, device=like.device)
     return mask.masked_fill_(~visible.to(like.device), float("-inf"))
+
+
+def capped_scale(step: Step, rotary: Rotary, cap: int) -> Tensor | None:
+    """Factors [L, 1] of the step's queries at positions none of which is beyond `cap`, or None."""
+    if rotary.scale_beta == 0.0:
+        return None
+    below = max(0, min(step.end, cap) - step.start)
+    parts = []
+    if below:
+        first = rotary.query_scale(step.start, below)
+        parts.append(torch.ones(below, 1) if first is None else first)
+    if below < step.length:
+        last = rotary.query_scale(cap, 1)
+        last = torch.ones(1, 1) if last is None else last
+        parts.append(last.expand(step.length - below, 1))
+    return torch.cat([part.to(rotary.inv_freq.device) for part in parts])
