@@ -18,7 +18,6 @@ from infllm_cli.memory.knobs import (
     Sharing,
 )
 
-
 # What a policy does where nothing else is said. Fields that are None are filled in from here.
 _PAPER = {
     "read_lookup": Lookup.REPRESENTATIVES,

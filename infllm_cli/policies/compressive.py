@@ -52,7 +52,7 @@ def sigma(x: Tensor) -> Tensor:
 
 
 def retrieve(q: Tensor, memory: Memory) -> Tensor:
-    """A_mem [H, L, d_v] of un-rotated queries [H, L, d]: `sigma(Q) M / (sigma(Q) z)`, equation 3."""
+    """A_mem [H, L, d_v] of un-rotated q [H, L, d]: `sigma(Q) M / (sigma(Q) z)`, equation 3."""
     kv_heads = memory.matrix.shape[0]
     features = sigma(q).reshape(kv_heads, -1, q.shape[-1])  # [H_kv, G * L, d]
     read = _read(features, memory)
