@@ -86,8 +86,14 @@ def _is_shared(packed: Packed, tensor: Tensor) -> bool:
     return tensor.shape[1] == 1 and packed.blocks != 1
 
 
-def pick(packed: list[tuple[Packed, int, int]]) -> Packed:
-    """Blocks (head, index) of several of one kind `[m]` -> one of `[m, 1, B, d]`, copied."""
+Empty = Callable[[tuple[int, ...], torch.dtype], Tensor]
+
+
+def pick(packed: list[tuple[Packed, int, int]], empty: Empty | None = None) -> Packed:
+    """Blocks (head, index) of several of one kind `[m]` -> one of `[m, 1, B, d]`, copied.
+
+    `empty` gives the memory that they are copied into.
+    """
     first = packed[0][0]
     found: dict[str, Tensor] = {}
     for name in first.tensors():
@@ -95,7 +101,11 @@ def pick(packed: list[tuple[Packed, int, int]]) -> Packed:
         for source, head, index in packed:
             tensor = getattr(source, name)
             rows.append(tensor[head, 0 if tensor.shape[1] == 1 else index])
-        found[name] = torch.stack(rows)[:, None]
+        if empty is None:
+            found[name] = torch.stack(rows)[:, None]
+        else:
+            into = empty((len(rows), *rows[0].shape), rows[0].dtype)
+            found[name] = torch.stack(rows, out=into)[:, None]
     return replace(first, **found)
 
 
