@@ -69,6 +69,7 @@ def fresh_state(reader: Reader) -> ModelMemory:
         reader.config,
         trained_length=trained,
         whole_tokens=trained,
+        device=reader.loaded.device_options,
     )
 
 

@@ -18,9 +18,7 @@ from .exact_lookup import exact_lookup_torch
 Rule = Literal["sum", "max", "mass"]
 
 
-def block_relevance(
-    q: Tensor, keys: Tensor, rule: Rule, missing: Tensor | None = None
-) -> Tensor:
+def block_relevance(q: Tensor, keys: Tensor, rule: Rule, missing: Tensor | None = None) -> Tensor:
     """Score blocks by their representatives.
 
     With `s_ij = q_i . k_j`, for block B: "sum": `sum_i sum_{j in B} s_ij` (the paper); "max":

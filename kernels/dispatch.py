@@ -12,6 +12,7 @@ import importlib
 import importlib.util
 import warnings
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -44,8 +45,12 @@ class Kernels:
         """
         if not self.triton or name in self.failed:
             return twin(*arguments)
+        device = next((x.device for x in arguments if isinstance(x, torch.Tensor)), None)
+        # Triton launches on the current device, which need not be the one of this layer.
+        here = torch.cuda.device(device) if device and device.type == "cuda" else nullcontext()
         try:
-            return find(name)(*arguments)
+            with here:
+                return find(name)(*arguments)
         except (torch.OutOfMemoryError, AssertionError, KeyboardInterrupt):
             raise
         except Exception as error:  # Triton, its compiler and the driver have kinds of their own

@@ -286,7 +286,7 @@ def _unpack_kernel(
             b_y += b_low
         p_to = p_out + o_r[:, None] * D + o_c[None, :]
         if TO_BF16:
-            b_rounded, b_y = _to_bf16(b_y)
+            _, b_y = _to_bf16(b_y)
         tl.store(p_to, b_y.to(p_out.dtype.element_ty), mask=m_r[:, None] & m_c[None, :])
 
 

@@ -292,8 +292,8 @@ def _locate(
     """Where tile `i_t` of all keys lies.
 
     Returns pointers to its tier's keys and values, its first key there, how many keys there are,
-    what to add to a key's index for its place among all keys, and how many are to be rotated: all of
-    them, or of the window none.
+    what to add to a key's index for its place among all keys, and how many are to be rotated: all
+    of them, or of the window none.
     """
     sink_tiles = tl.cdiv(sinks, TILE_KEYS)
     block_tiles: tl.constexpr = (B + TILE_KEYS - 1) // TILE_KEYS
@@ -607,7 +607,7 @@ def tiered_attention_triton(
     return out, drawn if mass == "keys" else block_sums(drawn, tiers)
 
 
-def _run_chunk(q, tensors, sizes, scalars, constants, out, lse) -> None:  # noqa: ANN001
+def _run_chunk(q, tensors, sizes, scalars, constants, out, lse) -> None:
     heads, length, d = q.shape
     d_v = out.shape[-1]
     wide = max(pad(d), pad(d_v)) * q.element_size()
@@ -635,7 +635,7 @@ def _run_chunk(q, tensors, sizes, scalars, constants, out, lse) -> None:  # noqa
     )
 
 
-def _run_split(q, tensors, sizes, scalars, constants, out, lse) -> None:  # noqa: ANN001
+def _run_split(q, tensors, sizes, scalars, constants, out, lse) -> None:
     length, sinks, blocks, window = sizes
     kv_heads, d_v = tensors[6].shape[0], out.shape[-1]
     rows = constants["GROUP"] * length
@@ -703,5 +703,3 @@ def _rows(x: Tensor) -> Tensor:
 def _head_stride(x: Tensor) -> int:
     """From head to head; of a single head torch may name any number."""
     return x.stride(0) if x.shape[0] > 1 else x.shape[1] * x.shape[2]
-
-

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-
 from infllm_cli.kernels.block_relevance import block_relevance_torch, relevant_blocks
 from infllm_cli.kernels.block_relevance_triton import block_relevance_triton
 from infllm_cli.kernels.representative_scores import representative_scores_torch

@@ -10,10 +10,10 @@ from dataclasses import replace
 
 import pytest
 import torch
+from infllm_cli.kernels.dispatch import kernels_for
 from layer_streams import Stream, make_geometry, make_stream
 from torch import Tensor
 
-from infllm_cli.kernels.dispatch import kernels_for
 from infllm_cli.memory.codecs import Codec
 from infllm_cli.memory.config import Lookup, MemoryConfig
 from infllm_cli.memory.device_layer import DeviceLayer
@@ -59,7 +59,9 @@ def both(config: MemoryConfig, options: DeviceOptions, layers) -> tuple[ModelMem
     return plain, ours
 
 
-def run(memory: ModelMemory, streams: list[Stream], phase: Phase, length: int, at: int | None = None):
+def run(
+    memory: ModelMemory, streams: list[Stream], phase: Phase, length: int, at: int | None = None
+):
     step = memory.step(phase, length)
     start = step.start if at is None else at
     with torch.inference_mode():

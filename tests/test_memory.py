@@ -8,11 +8,11 @@ from itertools import cycle
 
 import pytest
 import torch
+from infllm_cli.kernels.representative_scores import representative_scores
 from layer_streams import CPU, TOLERANCE, Stream, make_geometry, make_stream, rotate
 from torch import Tensor
 
 from infllm_cli.errors import UsageError
-from infllm_cli.kernels.representative_scores import representative_scores
 from infllm_cli.memory import lookup
 from infllm_cli.memory.blocks import BlockArena
 from infllm_cli.memory.codecs import Codec

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import Tensor
-
 from infllm_cli.kernels.segment_lookup import KeyTable, segment_lookup_torch
 from infllm_cli.kernels.segment_lookup_triton import segment_lookup_triton
 from infllm_cli.kernels.store_codec import FP8, FULL, INT4, INT8, Packed, pack_keys, unpack
+from torch import Tensor
 
 # Largest difference from a float64 reference of the unpacked keys, for scores of about +-10.
 TOLERANCE = 5e-5
@@ -54,8 +53,7 @@ def test_segments_are_scanned_where_they_lie(case, form: str) -> None:
     q, parts = make(*case)
     starts = [sum(case[5][:i]) for i in range(len(parts))]
     listed = [
-        (part, range(start, start + part.blocks))
-        for part, start in zip(parts, starts, strict=True)
+        (part, range(start, start + part.blocks)) for part, start in zip(parts, starts, strict=True)
     ]
     count = sum(case[5])
     found = FORMS[form](q, [KeyTable.of(listed)], count)

@@ -7,10 +7,9 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from torch import Tensor
-
 from infllm_cli.kernels.tiered_attention import Tiers, tiered_attention_torch
 from infllm_cli.kernels.tiered_attention_triton import tiered_attention_triton
+from torch import Tensor
 
 # Largest difference of outputs of order 1 from the definition in float64. In bfloat16 a rotated
 # key is rounded once, and so are weights and outputs.

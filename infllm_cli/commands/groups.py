@@ -21,6 +21,7 @@ from infllm_cli.options import (
     Chunk,
     Device,
     DeviceCacheOption,
+    DeviceLimit,
     DiskLimit,
     Dtype,
     HostLimit,
@@ -99,6 +100,7 @@ class RoomFlags:
 
     host_limit: HostLimit = None
     disk_limit: DiskLimit = None
+    device_limit: DeviceLimit = None
     save: Save = True
     memory_budget: MemoryBudget = "20GB"
 
@@ -126,6 +128,7 @@ class KeepFlags:
 
     host_limit: HostLimit = None
     disk_limit: DiskLimit = None
+    device_limit: DeviceLimit = None
     memory_budget: MemoryBudget = "20GB"
     allow_drop: AllowDrop = False
 

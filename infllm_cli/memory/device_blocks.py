@@ -46,7 +46,7 @@ class DeviceBlocks:
         self.keys = torch.zeros(rows, size, key_dim, dtype=dtype, device=transfers.device)
         self.values = torch.zeros(rows, size, value_dim, dtype=dtype, device=transfers.device)
         self._filled: torch.cuda.Event | None = None  # the last copy into slots
-        self._read: torch.cuda.Event | None = None  # the last attention over slots
+        self._read = transfers.event()  # the last attention over slots; now: they are zeros
         self._sealed = 0
         self._placed: tuple[list[list[int]], Tensor] | None = None
 

@@ -49,9 +49,7 @@ class DeviceLayer(LayerMemory):
         whole_tokens: int = 0,
         trained_length: int | None = None,
     ) -> None:
-        super().__init__(
-            geometry, config, whole_tokens=whole_tokens, trained_length=trained_length
-        )
+        super().__init__(geometry, config, whole_tokens=whole_tokens, trained_length=trained_length)
         g = geometry
         self.path = path
         self.transfers = path.transfers(g.device)
@@ -219,6 +217,7 @@ class DeviceLayer(LayerMemory):
             numbers,
             rows,
             has_device=True,
+            cores=torch.get_num_threads(),
             device_room=self.path.budget(g.device).room(self.keys.nbytes),
         ).place
 

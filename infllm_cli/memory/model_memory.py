@@ -131,12 +131,24 @@ class ModelMemory:
         return max((layer.arena.dropped for layer in self.tiered), default=0)
 
     @property
-    def device_cache(self) -> dict[str, int] | None:
-        """Blocks that were on the device when they were wanted, or were not; None: no cache."""
+    def device_cache(self) -> dict[str, int | str | None] | None:
+        """Blocks that were on the device when they were wanted, or were not; None: no cache.
+
+        On a GPU also what crossed the bus, and where stored keys were scanned last.
+        """
         caches = [layer.cache for layer in self.tiered if layer.cache is not None]
         if not caches:
             return None
-        return {"hits": sum(c.hits for c in caches), "misses": sum(c.misses for c in caches)}
+        found: dict[str, int | str | None] = {
+            "hits": sum(c.hits for c in caches),
+            "misses": sum(c.misses for c in caches),
+        }
+        ours = [layer for layer in self.tiered if isinstance(layer, DeviceLayer)]
+        if ours:
+            found |= self.device_path.moved.as_dict()
+            places = sorted({layer.scanned.value for layer in ours if layer.scanned is not None})
+            found["keys_scanned_on"] = "+".join(places) or None
+        return found
 
     @property
     def device_bytes(self) -> int:
