@@ -11,11 +11,21 @@ from typing import Annotated, Any
 import typer
 
 from infllm_cli import __version__
-from infllm_cli.commands import ask, chat, evaluate, memory, model, plan, read, summarize
+from infllm_cli.commands import (
+    ask,
+    bench,
+    chat,
+    evaluate,
+    memory,
+    model,
+    plan,
+    read,
+    summarize,
+)
 from infllm_cli.config_file import config_path, load_config
 from infllm_cli.options import EXIT_CODES
 
-COMMANDS = (ask, summarize, chat, read, plan, model, evaluate, memory)
+COMMANDS = (ask, summarize, chat, read, plan, model, evaluate, memory, bench)
 
 ABOUT = "Ask questions about documents of any length and summarize them, on bounded memory."
 EXAMPLES = """\b
@@ -29,7 +39,7 @@ Examples:
   infllm model list
 """
 # Figures are to be comparable: what a user prefers otherwise does not count for them.
-WITHOUT_CONFIG = {"eval"}
+WITHOUT_CONFIG = {"eval", "bench"}
 
 app = typer.Typer(
     name="infllm",

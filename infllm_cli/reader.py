@@ -201,15 +201,24 @@ class Reader:
         reserve_tokens = max(reserve_tokens, RESERVE_TOKENS)
         trained = self.loaded.trained_length
         length = context + reserve_tokens if whole else self.config.context_tokens
-        state = ModelMemory(
-            self.loaded.layers_for(length),
-            self.config,
-            trained_length=trained,
-            whole_tokens=trained if whole else 0,
-        )
+        state = self.empty_state(length, whole_tokens=trained if whole else 0)
         state.reserve(context + reserve_tokens)
         passages = cut_passages(document.text, tokens, [part.heading for part in document.parts])
         return Memory(document, tokens, len(self.prompt.prefix), state, passages, whole)
+
+    def empty_state(self, length: int | None = None, *, whole_tokens: int = 0) -> ModelMemory:
+        """The memories of all layers, of nothing.
+
+        Args:
+            length: tokens that a context may hold; default: what the sizes make of it.
+            whole_tokens: attend so many tokens whole before tiers begin.
+        """
+        return ModelMemory(
+            self.loaded.layers_for(length or self.config.context_tokens),
+            self.config,
+            trained_length=self.loaded.trained_length,
+            whole_tokens=whole_tokens,
+        )
 
     def _check_limit(
         self, document: Document, tokens: int, limit: int, disk: int, *, times: int = 1

@@ -149,6 +149,15 @@ def load_model(
     return LoadedModel(name, model, tokenizer, trained, layers, folder=folder)
 
 
+def load_plain(loaded: LoadedModel) -> nn.Module:
+    """The same weights once more, as the library itself loads and runs them: to compare with."""
+    assert loaded.folder is not None
+    with quiet_transformers():
+        model, _ = _from_folder(loaded.folder, loaded.name, loaded.dtype, loaded.device)
+        model.set_attn_implementation("sdpa")
+    return model
+
+
 @dataclass
 class Outline:
     """What is known of a model without its weights: enough to count tokens and bytes.
