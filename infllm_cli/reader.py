@@ -26,6 +26,7 @@ from infllm_cli.memory.config import MemoryConfig
 from infllm_cli.memory.model_memory import ModelMemory
 from infllm_cli.memory.step import Phase, Step
 from infllm_cli.models.loading import LoadedModel, load_model, quiet_transformers
+from infllm_cli.models.packed import count_parameters
 from infllm_cli.passages import Passages, cut_passages
 from infllm_cli.recall import Impression
 from infllm_cli.sampling import Answering, AnswerOptions
@@ -112,7 +113,7 @@ class Reader:
     @cached_property
     def parameters(self) -> int:
         """Of the model, all together."""
-        return sum(parameter.numel() for parameter in self.model.parameters())
+        return count_parameters(self.model)
 
     @classmethod
     def load(

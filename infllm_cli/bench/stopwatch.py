@@ -13,6 +13,7 @@ from infllm_cli.bench.floor import now
 from infllm_cli.memory import layer as layer_module
 from infllm_cli.memory import sliding as sliding_module
 from infllm_cli.memory.layer import LayerMemory
+from infllm_cli.models.packed import PackedLinear
 
 PROJECTIONS = "projections"
 NORMS = "norms and activations"
@@ -107,4 +108,4 @@ class Stopwatch:
 
 def is_projection(module: nn.Module) -> bool:
     """Whether a leaf of a model is a matrix that tokens are multiplied by."""
-    return isinstance(module, nn.Linear)
+    return isinstance(module, (nn.Linear, PackedLinear))

@@ -18,6 +18,7 @@ from infllm_cli.budget import LayerShape
 from infllm_cli.errors import CapacityError, ModelError, UsageError
 from infllm_cli.memory.layer import LayerGeometry
 from infllm_cli.memory.sliding import windows_only
+from infllm_cli.models.packed import pack_linears
 from infllm_cli.models.probe import depends_on_length, probe_layers
 from infllm_cli.models.selftest import vouch
 
@@ -144,6 +145,7 @@ def load_model(
                 f"{name}: {type(model).__name__} cannot be probed ({error}). "
                 f"Known to work: {SUPPORTED}."
             ) from error
+    pack_linears(model)
     trained = _trained_length(config.get_text_config(), name)
     trained = min(trained, windows_only(layers) or trained)
     return LoadedModel(name, model, tokenizer, trained, layers, folder=folder)
