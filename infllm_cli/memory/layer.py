@@ -165,7 +165,7 @@ class LayerMemory:
             rotated = (rotated * scale).to(rotated.dtype)
         mask = step.mask(keys.shape[1], q)
         if step.mass is None:
-            out = attend(rotated, keys, values, mask, g.scaling, g.softcap)
+            out = attend(rotated, keys, values, mask, g.scaling, g.softcap, causal=True)
         else:
             out, weights = attend_weights(rotated, keys, values, mask, g.scaling, g.softcap)
             self._account(weights, blocks, lead, step)
