@@ -12,7 +12,7 @@ from infllm_cli.memory import lookup
 from infllm_cli.memory.blocks import BlockArena
 from infllm_cli.memory.config import Lookup, MemoryConfig
 from infllm_cli.memory.representatives import Representatives, running_sum_scores
-from infllm_cli.memory.rotary import Rotary
+from infllm_cli.memory.rotary import Rotary, Table
 from infllm_cli.memory.softmax import attend, attend_weights
 from infllm_cli.memory.step import Phase, Step
 from infllm_cli.memory.window import Window
@@ -217,15 +217,35 @@ class LayerMemory:
             head = type(table)(table.cos[:sink_tokens], table.sin[:sink_tokens])
             g.rotary.rotate(keys, head, out=window.rotated[:, slots])
             window.values[:, slots] = values
-        if blocks is not None and not (same_place and torch.equal(blocks, self._placed_blocks)):
-            slots = slice(window.first - block_tokens, window.first)
-            keys, values = self.arena.gather(blocks)
+        if blocks is not None:
             tail = type(table)(table.cos[sink_tokens:], table.sin[sink_tokens:])
-            keys = keys.to(g.device, non_blocking=True)
-            g.rotary.rotate(keys, tail, out=window.rotated[:, slots])
-            window.values[:, slots] = values.to(g.device, non_blocking=True)
+            self._load(blocks, tail, self._placed_blocks if same_place else None)
         self._placed, self._placed_blocks = placed, blocks
         return lead
+
+    def _load(self, blocks: Tensor, table: Table, there: Tensor | None) -> None:
+        """Write blocks [H_kv, n] into the slots before the window, but those that are `there`.
+
+        From one answer token to the next most blocks stay where they are.
+        """
+        g, window = self.geometry, self.window
+        kv_heads, chosen = blocks.shape
+        size = self.config.block_tokens
+        slots = slice(window.first - chosen * size, window.first)
+        keys, values = window.rotated[:, slots], window.values[:, slots]
+        if there is None:
+            raw, new = self.arena.gather(blocks)
+            g.rotary.rotate(raw.to(g.device, non_blocking=True), table, out=keys)
+            values[:] = new.to(g.device, non_blocking=True)
+            return
+        heads, places = (blocks != there).nonzero(as_tuple=True)
+        if len(heads) == 0:
+            return
+        raw, new = self.arena.pick(heads, blocks[heads, places])  # [m, B, d]
+        raw, new = raw.to(g.device, non_blocking=True), new.to(g.device, non_blocking=True)
+        at = Table(*(part.unflatten(0, (chosen, size))[places] for part in table))
+        keys.unflatten(1, (chosen, size))[heads, places] = g.rotary.rotate(raw, at)
+        values.unflatten(1, (chosen, size))[heads, places] = new
 
     def _account(self, weights: Tensor, blocks: Tensor | None, lead: int, step: Step) -> None:
         """Add the weights [H_kv, G * L, T] of this step to the mass per absolute position."""
