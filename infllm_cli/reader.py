@@ -18,7 +18,7 @@ from torch import Tensor
 
 from infllm_cli import budget, prompts
 from infllm_cli.asking import Asking
-from infllm_cli.attention import MemoryCall, forward
+from infllm_cli.attention import MemoriesCall, MemoryCall, forward
 from infllm_cli.document import Document
 from infllm_cli.errors import CapacityError, DocumentError, InfllmError, UsageError
 from infllm_cli.events import Answer, ChunkRead, Looked, Quoted, TokenOut
@@ -342,11 +342,39 @@ class Reader:
         step = state.step(phase, len(ids), keep_from)
         with torch.inference_mode():
             call = MemoryCall(state, step)
-            logits = forward(self.model, ids.to(self.loaded.device), call, want_logits=want_logits)
+            logits = forward(
+                self.model, ids.to(self.loaded.device), call, want_logits=int(want_logits)
+            )
+        self._check_finite(logits, step)
+        state.finish(step)
+        return step, None if logits is None else logits[0]
+
+    def forward_together(
+        self, states: list[ModelMemory], token: int, keep_from: list[int]
+    ) -> list[tuple[Step, Tensor]]:
+        """One answer token over several memories in one pass, so that weights are read once.
+
+        Returns:
+            As `forward` of each of them: its step, and logits [V].
+        """
+        steps = [
+            state.step(Phase.ANSWER, 1, kept) for state, kept in zip(states, keep_from, strict=True)
+        ]
+        with torch.inference_mode():
+            ids = torch.full((len(states),), token, device=self.loaded.device)
+            call = MemoriesCall(states, steps)
+            logits = forward(self.model, ids, call, want_logits=len(states))
+        assert logits is not None
+        self._check_finite(logits, steps[0])
+        for state, step in zip(states, steps, strict=True):
+            state.finish(step)
+        return list(zip(steps, logits, strict=True))
+
+    def _check_finite(self, logits: Tensor | None, step: Step) -> None:
         if logits is not None and not bool(torch.isfinite(logits).all()):
             dtype = str(self.loaded.dtype).removeprefix("torch.")
             raise InfllmError(
-                f"the model's logits are not finite in {dtype} (step {phase.value}, token "
+                f"the model's logits are not finite in {dtype} (step {step.phase.value}, token "
                 f"{step.end:,} of the context): its numbers overflowed. "
                 + (
                     "Its weights are damaged."
@@ -354,5 +382,3 @@ class Reader:
                     else "Try --dtype f32; if it happens there too, the weights are damaged."
                 )
             )
-        state.finish(step)
-        return step, logits

@@ -26,7 +26,7 @@ from infllm_cli.passages import cut_passages
 from infllm_cli.reader import Memory, Reader
 from infllm_cli.sampling import Answering, AnswerOptions
 from infllm_cli.tokens import Tokens
-from infllm_cli.voices import Voice
+from infllm_cli.voices import Voice, follow
 
 BARE_EVERY = 4  # chunks of ours for one of the bare model
 QUESTION = "Who crossed the bridge, and what was painted on the day when the harbour was sold?"
@@ -219,7 +219,7 @@ class Bench:
             voice = self._asked_voice(memory)
             for index in range(plan.steps):
                 token = int(ids[index])
-                steps.append(self._timed(lambda t=token: voice.follow(t)))
+                steps.append(self._timed(lambda t=token: follow([voice], t)))
                 one = ids[index : index + 1]
                 bare_steps.append(self._timed(lambda one=one: self._bare(one, want_logits=True)))
                 if dense.alive and index < 4:  # each of them makes the cache longer
@@ -227,7 +227,7 @@ class Bench:
             memory.note_device_bytes()
             step_need = need_of(self.plain, state, 1, answering=True)
             if plan.profile:
-                parts["answer token"] = self._parts(lambda: voice.follow(int(ids[0])), 8)
+                parts["answer token"] = self._parts(lambda: follow([voice], int(ids[0])), 8)
         if plan.profile:
             with state.question():
                 piece = ids[: self.chunk]

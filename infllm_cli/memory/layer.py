@@ -229,7 +229,7 @@ class LayerMemory:
         From one answer token to the next most blocks stay where they are.
         """
         g, window = self.geometry, self.window
-        kv_heads, chosen = blocks.shape
+        chosen = blocks.shape[1]
         size = self.config.block_tokens
         slots = slice(window.first - chosen * size, window.first)
         keys, values = window.rotated[:, slots], window.values[:, slots]
