@@ -11,6 +11,7 @@ importing Triton is slow and not possible everywhere.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 
 import torch
@@ -91,7 +92,7 @@ def exact_lookup_parts(
     largest = max(parts, key=lambda keys: keys.shape[1])
     tile_scores = CPU_TILE_SCORES if q.device.type == "cpu" else DEVICE_TILE_SCORES
     tile_rows = min(n_rows, MAX_TILE_ROWS)
-    narrow = n_rows <= FEW_ROWS and q.dtype == largest.dtype and _multiplies_natively(q)
+    narrow = n_rows <= FEW_ROWS and q.dtype == largest.dtype and multiplies_natively(q)
     tile_heads = n_heads if narrow else 1
     room = tile_scores // (tile_heads * tile_rows * largest.shape[2])
     tile_blocks = max(1, min(largest.shape[1], room))
@@ -177,10 +178,13 @@ class _NarrowScores:
         return b_s.copy_(b_p.transpose(1, 2)).view(n_heads, n_rows, n_blocks, size)
 
 
-def _multiplies_natively(q: Tensor) -> bool:
+def multiplies_natively(q: Tensor) -> bool:
     """Whether this CPU has instructions for products of bfloat16 (without them it crawls)."""
-    if q.device.type != "cpu" or q.dtype != torch.bfloat16:
-        return False
+    return q.device.type == "cpu" and q.dtype == torch.bfloat16 and _has_bfloat16_products()
+
+
+@functools.cache
+def _has_bfloat16_products() -> bool:
     # Private names of torch: one that is gone means the slower, exact way.
     probes = (
         getattr(torch.cpu, name, None)

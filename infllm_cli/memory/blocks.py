@@ -214,17 +214,21 @@ class BlockArena:
     def gather(self, blocks: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values [H_kv, n * B, d] of blocks [H_kv, n], chosen per KV head."""
         kv_heads, chosen = blocks.shape
+        keys, values = self.pick(torch.arange(kv_heads).repeat_interleave(chosen), blocks.flatten())
+        shape = (kv_heads, chosen * self.block_tokens, -1)
+        return keys.view(shape), values.view(shape)
+
+    def pick(self, heads: Tensor, blocks: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values [m, B, d] of single blocks [m], each of one KV head [m]."""
         parts = list(self.parts())
         found = []
-        for head, row in enumerate(blocks.tolist()):
-            for block in row:
-                part, at = self.locate(block, parts)
-                assert at >= 0, "what was dropped is not looked up"
-                found.append((part, head, at))
-        shape = (kv_heads, chosen * self.block_tokens, -1)
+        for head, block in zip(heads.tolist(), blocks.tolist(), strict=True):
+            part, at = self.locate(block, parts)
+            assert at >= 0, "what was dropped is not looked up"
+            found.append((part, head, at))
         keys = self._unpacked([(part.keys, head, at) for part, head, at in found])
         values = self._unpacked([(part.values, head, at) for part, head, at in found])
-        return keys.view(shape), values.view(shape)
+        return keys, values
 
     def locate(self, block: int, parts: list[Segment]) -> tuple[Segment, int]:
         """The one of all `parts` that a block lies in, and its place there; -1: it was dropped."""

@@ -15,7 +15,7 @@ from infllm_cli.memory.config import Lookup, MemoryConfig
 from infllm_cli.memory.device_cache import DeviceCache
 from infllm_cli.memory.knobs import CachePolicy, Policy, Positions, Relevance, RepresentativeRule
 from infllm_cli.memory.representatives import Representatives
-from infllm_cli.memory.rotary import Rotary
+from infllm_cli.memory.rotary import Rotary, Table
 from infllm_cli.memory.softmax import attend, attend_weights
 from infllm_cli.memory.step import Phase, Step
 from infllm_cli.memory.two_distances import Keys, attend_two_distances
@@ -209,7 +209,7 @@ class LayerMemory:
         elif want_weights:
             out, weights = attend_weights(rotated, keys, values, mask, g.scaling, g.softcap)
         else:
-            out = attend(rotated, keys, values, mask, g.scaling, g.softcap)
+            out = attend(rotated, keys, values, mask, g.scaling, g.softcap, causal=True)
             if blocks is not None and self._scores_cached:
                 # On top: what is cached must not change a bit of what is computed.
                 _, weights = attend_weights(rotated, keys, values, mask, g.scaling, g.softcap)
@@ -293,15 +293,35 @@ class LayerMemory:
             head = type(table)(table.cos[:sink_tokens], table.sin[:sink_tokens])
             g.rotary.rotate(keys, head, out=window.rotated[:, slots])
             window.values[:, slots] = values
-        if blocks is not None and not (same_place and torch.equal(blocks, self._placed_blocks)):
-            slots = slice(window.first - block_tokens, window.first)
-            keys, values = self._fetch(blocks)
+        if blocks is not None:
             tail = type(table)(table.cos[sink_tokens:], table.sin[sink_tokens:])
-            keys = keys.to(g.device, non_blocking=True)
-            g.rotary.rotate(keys, tail, out=window.rotated[:, slots])
-            window.values[:, slots] = values.to(g.device, non_blocking=True)
+            self._load(blocks, tail, self._placed_blocks if same_place else None)
         self._placed, self._placed_blocks = placed, blocks
         return lead
+
+    def _load(self, blocks: Tensor, table: Table, there: Tensor | None) -> None:
+        """Write blocks [H_kv, n] into the slots before the window, but those that are `there`.
+
+        From one answer token to the next most blocks stay where they are.
+        """
+        g, window = self.geometry, self.window
+        chosen = blocks.shape[1]
+        size = self.config.block_tokens
+        slots = slice(window.first - chosen * size, window.first)
+        keys, values = window.rotated[:, slots], window.values[:, slots]
+        if there is not None and torch.equal(blocks, there):
+            return
+        if there is None or self.cache is not None:
+            raw, new = self._fetch(blocks)
+            g.rotary.rotate(raw.to(g.device, non_blocking=True), table, out=keys)
+            values[:] = new.to(g.device, non_blocking=True)
+            return
+        heads, places = (blocks != there).nonzero(as_tuple=True)
+        raw, new = self.arena.pick(heads, blocks[heads, places])  # [m, B, d]
+        raw, new = raw.to(g.device, non_blocking=True), new.to(g.device, non_blocking=True)
+        at = Table(*(part.unflatten(0, (chosen, size))[places] for part in table))
+        keys.unflatten(1, (chosen, size))[heads, places] = g.rotary.rotate(raw, at)
+        values.unflatten(1, (chosen, size))[heads, places] = new
 
     def _fetch(self, blocks: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values [H_kv, n * B, d] of blocks [H_kv, n]."""

@@ -19,6 +19,7 @@ from infllm_cli.errors import CapacityError, ModelError, UsageError
 from infllm_cli.memory.device_path import DeviceOptions
 from infllm_cli.memory.layer import LayerGeometry
 from infllm_cli.memory.sliding import windows_only
+from infllm_cli.models.packed import pack_linears
 from infllm_cli.models.probe import depends_on_length, probe_layers
 from infllm_cli.models.selftest import vouch
 
@@ -162,9 +163,19 @@ def load_model(
                 f"{name}: {type(model).__name__} cannot be probed ({error}). "
                 f"Known to work: {SUPPORTED}."
             ) from error
+    pack_linears(model)
     trained = _trained_length(config.get_text_config(), name)
     trained = min(trained, windows_only(layers) or trained)
     return LoadedModel(name, model, tokenizer, trained, layers, folder=folder)
+
+
+def load_plain(loaded: LoadedModel) -> nn.Module:
+    """The same weights once more, as the library itself loads and runs them: to compare with."""
+    assert loaded.folder is not None
+    with quiet_transformers():
+        model, _ = _from_folder(loaded.folder, loaded.name, loaded.dtype, loaded.device)
+        model.set_attn_implementation("sdpa")
+    return model
 
 
 @dataclass
