@@ -123,6 +123,11 @@ def plan_document(
     def config_of(policy: Policy | None) -> MemoryConfig:
         return MemoryConfig.for_model(outline.trained_length, **{**sizes, "policy": policy})
 
+    def held_by(policy: Policy | None) -> MemoryConfig:
+        found = config_of(policy)
+        on_gpu = chosen.type == "cuda" and found.policy.has_blocks
+        return replace(found, device_cache_blocks=found.gpu_slots) if on_gpu else found
+
     config = config_of(sizes.get("policy"))
     prompt = prompts.build_prompt(outline.tokenizer, outline.generation_config)
 
@@ -139,7 +144,7 @@ def plan_document(
     by_hand = any(size is not None for name, size in sizes.items() if name != "codec")
     whole = not by_hand and context + RESERVE_TOKENS <= outline.trained_length
     needs = _needs(
-        outline.layers, value_bytes, config_of, context, context + RESERVE_TOKENS if whole else 0
+        outline.layers, value_bytes, held_by, context, context + RESERVE_TOKENS if whole else 0
     )
     limits = limits or Limits.usual()
     shelf = Shelf(memories_folder(cache_dir))

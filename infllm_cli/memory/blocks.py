@@ -95,7 +95,10 @@ class BlockArena:
         temporary: what is appended now will be forgotten again: it is not worth packing, and what
             was a tail must be one again.
         dropped: how many blocks are given up.
+        reuses_tail: whether the memory of a tail that was packed becomes that of the next one.
     """
+
+    reuses_tail = False
 
     def __init__(
         self,
@@ -305,10 +308,7 @@ class BlockArena:
         done = 0
         while done < blocks:
             if self._tail is None:
-                shapes = (self._key_shape, self._value_shape)
-                self._tail = Segment(
-                    *(Packed("full", s[-1], self._empty(s, self._dtype)) for s in shapes)
-                )
+                self._tail = self._new_tail()
             filled = self.count - self.sealed
             taken = min(blocks - done, self.segment_blocks - filled)
             slots, new = slice(filled, filled + taken), slice(done, done + taken)
@@ -319,9 +319,10 @@ class BlockArena:
             if filled + taken == self.segment_blocks:
                 self.freeze()
 
-    def _empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """Room for blocks."""
-        return _own_pages(shape, dtype)
+    def _new_tail(self) -> Segment:
+        """Room for a whole segment."""
+        shapes = (self._key_shape, self._value_shape)
+        return Segment(*(Packed("full", s[-1], _own_pages(s, self._dtype)) for s in shapes))
 
     def _store(self, target: Tensor, source: Tensor) -> None:
         """Copy blocks into the tail."""

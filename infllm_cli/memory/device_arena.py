@@ -1,7 +1,8 @@
-"""The blocks of a layer whose model is on a GPU: in pinned host memory, packed on the device.
+"""The blocks of a layer whose model is on a GPU: in host memory, packed on the device.
 
 The same blocks, segments and files as of any `BlockArena`. What leaves the window is copied beside
-the computation; `tail`, which everybody reads through, waits for such copies.
+the computation; `tail`, which everybody reads through, waits for such copies. The tail is pinned;
+segments are when their keys are streamed, which is the only time that all of one is copied.
 """
 
 from __future__ import annotations
@@ -9,15 +10,17 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from infllm_cli.kernels.store_codec import Packed, pack_keys, pack_values
+from infllm_cli.kernels.store_codec import FULL, Packed, pack_keys, pack_values
 from infllm_cli.memory.blocks import BlockArena, Segment
 from infllm_cli.memory.codecs import Codec
-from infllm_cli.memory.pinned import pinned_pages
+from infllm_cli.memory.pinned import PageStore
 from infllm_cli.memory.transfers import Transfers
 
 
 class DeviceArena(BlockArena):
-    """Sealed blocks, most of them in memory that the device copies from and to by itself."""
+    """Sealed blocks; what is on its way in lies in memory that the device writes by itself."""
+
+    reuses_tail = True
 
     def __init__(
         self,
@@ -32,6 +35,8 @@ class DeviceArena(BlockArena):
     ) -> None:
         super().__init__(kv_heads, block_tokens, head_dim, value_dim, dtype, segment_blocks, codec)
         self.transfers = transfers
+        self._store_of_pages = PageStore()
+        self._spare: Segment | None = None  # room of a tail whose blocks are packed
         self._written: torch.cuda.Event | None = None  # the last copy into the tail
 
     def settle(self) -> None:
@@ -46,10 +51,34 @@ class DeviceArena(BlockArena):
         self.settle()
         return super().tail
 
-    def _empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    def pin_keys(self, segment: Segment) -> None:
+        """Let the device copy a segment's keys by itself, from now on."""
         if self.transfers.asynchronous:
-            return pinned_pages(shape, dtype)
-        return super()._empty(shape, dtype)
+            for tensor in segment.keys.tensors().values():
+                self._store_of_pages.pin(tensor)
+
+    def _new_tail(self) -> Segment:
+        """Pinned, and the same one again once its blocks are packed: pinning takes its time."""
+        spare, self._spare = self._spare, None
+        if spare is not None:
+            return spare
+        empty = self._store_of_pages.empty
+        tail = Segment(
+            Packed(FULL, self._key_shape[-1], empty(self._key_shape, self._dtype)),
+            Packed(FULL, self._value_shape[-1], empty(self._value_shape, self._dtype)),
+        )
+        if self.transfers.asynchronous:
+            for packed in (tail.keys, tail.values):
+                self._store_of_pages.pin(packed.codes)
+        return tail
+
+    def freeze(self) -> None:
+        """Make a segment of the tail, however short; what follows begins a new one."""
+        before = self._tail
+        packs = self.codec is not Codec.FULL and not self.temporary
+        super().freeze()
+        if packs and before is not None:
+            self._spare = before
 
     def _store(self, target: Tensor, source: Tensor) -> None:
         transfers = self.transfers
@@ -79,7 +108,7 @@ class DeviceArena(BlockArena):
         return Segment(*packed)
 
     def _home(self, tensor: Tensor) -> Tensor:
-        target = self._empty(tuple(tensor.shape), tensor.dtype)
+        target = self._store_of_pages.empty(tuple(tensor.shape), tensor.dtype)
         self.transfers.down(tensor, target)
         return target
 

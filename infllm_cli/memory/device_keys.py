@@ -16,7 +16,7 @@ from torch import Tensor
 from infllm_cli.kernels.segment_lookup import KeyTable, segment_lookup
 from infllm_cli.kernels.store_codec import FULL, Packed
 from infllm_cli.memory.blocks import BlockArena, Segment
-from infllm_cli.memory.device_arena import upload
+from infllm_cli.memory.device_arena import DeviceArena, upload
 from infllm_cli.memory.transfers import Transfers
 
 STREAMED_AT_ONCE = 2  # segments on the device while keys are streamed: one is scanned, one arrives
@@ -187,6 +187,8 @@ def stream(q: Tensor, arena: BlockArena, transfers: Transfers) -> tuple[Tensor, 
             event = done.popleft()
             if event is not None:  # else the processor would order all copies at once
                 event.synchronize()
+        if isinstance(arena, DeviceArena):
+            arena.pin_keys(part)
         with transfers.copying():
             packed = upload(part.keys, transfers)
             event = transfers.event()

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from infllm_cli.memory.config import MemoryConfig
+from infllm_cli.memory.config import PREDICTED_BLOCKS, MemoryConfig
 from infllm_cli.memory.device_keys import Budget
 from infllm_cli.memory.knobs import Positions
 from infllm_cli.memory.scan_cost import Place
@@ -20,10 +20,6 @@ from infllm_cli.memory.transfers import Moved, Transfers
 
 if TYPE_CHECKING:
     from infllm_cli.memory.layer import LayerGeometry
-
-# Slots per KV head where none are asked for: the blocks of a step, those of the last ones, and
-# what is predicted.
-USUAL_SLOTS, SLOTS_PER_BLOCK = 32, 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +35,7 @@ class DeviceOptions:
     """
 
     limit_bytes: int | None = None
-    predicted_blocks: int = 4
+    predicted_blocks: int = PREDICTED_BLOCKS
     on_cpu: bool = False
     scan: Place | None = None
 
@@ -87,9 +83,3 @@ class DevicePath:
         for transfers in self._transfers.values():
             total.add(transfers.moved)
         return total
-
-    def slots(self, config: MemoryConfig) -> int:
-        """Slots per KV head: as asked for, but room for a step and for what is predicted."""
-        least = config.most_blocks + self.options.predicted_blocks
-        usual = max(USUAL_SLOTS, SLOTS_PER_BLOCK * config.most_blocks)
-        return max(least, config.device_cache_blocks or usual)

@@ -1,7 +1,8 @@
 """Host memory that a GPU can read and write by itself, in exactly the bytes that are needed.
 
 torch's own pinned memory comes in powers of two and is never given back; segments would take up to
-twice their size for good. Here pages of our own are registered with the driver instead.
+twice their size for good. Here pages of our own are registered with the driver when that pays: it
+takes about as long as filling them.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import math
 import mmap
+import weakref
 
 import torch
 from torch import Tensor
@@ -16,28 +18,52 @@ from torch import Tensor
 PORTABLE = 1  # cudaHostRegisterPortable: pinned for every device
 
 
-class _Registered(mmap.mmap):
-    """Anonymous pages that are taken from the driver before they go back to the system."""
+class _Pages(mmap.mmap):
+    """Anonymous pages; those that are registered leave the driver before they leave the process."""
 
-    address = 0
+    registered = 0  # their address
 
     def __del__(self) -> None:
-        if self.address:
+        if self.registered:
             with contextlib.suppress(Exception):  # the driver may have gone before us
-                torch.cuda.cudart().cudaHostUnregister(self.address)
+                torch.cuda.cudart().cudaHostUnregister(self.registered)
 
 
-def pinned_pages(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """An empty tensor in registered pages.
+class PageStore:
+    """Tensors in pages of their own, which may be pinned later."""
 
-    Where the driver registers no more (a limit on locked memory), the pages stay ordinary: copies
-    are slower and keep the computation waiting, and `is_pinned` says so.
-    """
-    size = math.prod(shape) * dtype.itemsize
-    if size == 0:
-        return torch.empty(shape, dtype=dtype)
-    pages = _Registered(-1, size)
-    tensor = torch.frombuffer(pages, dtype=torch.uint8)
-    if int(torch.cuda.cudart().cudaHostRegister(tensor.data_ptr(), size, PORTABLE)) == 0:
-        pages.address = tensor.data_ptr()
-    return tensor.view(dtype).view(shape)
+    def __init__(self) -> None:
+        self._pages: weakref.WeakValueDictionary[int, _Pages] = weakref.WeakValueDictionary()
+
+    def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """A tensor whose memory goes back to the system when it is given up."""
+        size = math.prod(shape) * dtype.itemsize
+        if size == 0:
+            return torch.empty(shape, dtype=dtype)
+        pages = _Pages(-1, size)
+        tensor = torch.frombuffer(pages, dtype=torch.uint8)
+        self._pages[tensor.data_ptr()] = pages
+        return tensor.view(dtype).view(shape)
+
+    def pin(self, tensor: Tensor) -> bool:
+        """Register a tensor that begins where one of ours does; whether it is pinned now.
+
+        Others (mapped files, for one) stay as they are: copies of them keep the host waiting.
+        """
+        pages = self._pages.get(tensor.data_ptr())
+        if pages is None or not torch.cuda.is_available():
+            return False
+        if not pages.registered:
+            driver = torch.cuda.cudart()
+            address = tensor.data_ptr()
+            if driver.cudaHostRegister(address, len(pages), PORTABLE) == driver.cudaError.success:
+                pages.registered = address
+            else:
+                _forget_error()
+        return bool(pages.registered)
+
+
+def _forget_error() -> None:
+    """The driver tells a failed call's error once more, to whoever asks next: let that be us."""
+    with contextlib.suppress(RuntimeError):
+        torch.zeros(1, device="cuda")
