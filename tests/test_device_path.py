@@ -12,17 +12,30 @@ import pytest
 import torch
 from infllm_cli.kernels.dispatch import kernels_for
 from layer_streams import Stream, make_geometry, make_stream
+from tiny_readers import make_reader, read_text
 from torch import Tensor
 
+from infllm_cli.document import decode_document
 from infllm_cli.memory.codecs import Codec
 from infllm_cli.memory.config import Lookup, MemoryConfig
 from infllm_cli.memory.device_layer import DeviceLayer
 from infllm_cli.memory.device_path import DeviceOptions
+from infllm_cli.memory.join import join, lay_out
 from infllm_cli.memory.knobs import CachePolicy, Relevance, RepresentativeRule, Sharing
 from infllm_cli.memory.layer import LayerMemory
 from infllm_cli.memory.model_memory import ModelMemory
 from infllm_cli.memory.scan_cost import Place
+from infllm_cli.memory.snapshot import (
+    place_segment,
+    restore_state,
+    segment_tensors,
+    segments_of,
+    state_of,
+)
 from infllm_cli.memory.step import Phase, Step
+from infllm_cli.reader import Reader
+from infllm_cli.sampling import Answering, AnswerOptions
+from infllm_cli.told import as_json, report_facts
 
 CONFIG = MemoryConfig(
     sink_tokens=3,
@@ -263,3 +276,90 @@ def test_a_layer_that_it_does_not_suit_goes_the_usual_way() -> None:
         make_layers(), config, trained_length=LONG, device=DeviceOptions(on_cpu=True)
     )
     assert all(type(layer) is LayerMemory for layer in memory.layers)
+
+
+# --- the whole program ---------------------------------------------------------------------------
+
+
+def readers() -> tuple[Reader, Reader]:
+    plain, ours = make_reader(), make_reader()
+    ours.loaded.device_options = DeviceOptions(on_cpu=True)
+    for reader in (plain, ours):
+        reader.config = replace(reader.config, codec=Codec.INT8, segment_blocks=4)
+    return plain, ours
+
+
+TEXT = "".join(
+    f"Line {i}: the number {i * 7919 % 1000} is kept by neighbour {i % 13}.\n" for i in range(40)
+)
+
+
+def test_the_program_reads_and_answers_the_same_and_tells_what_it_moved() -> None:
+    answers = []
+    for reader in readers():
+        memory = read_text(reader, TEXT)
+        options = AnswerOptions(max_tokens=6, answering=Answering.MEMORY)
+        answer = reader.ask(memory, "Which number is kept by neighbour 4?", options)
+        told = as_json(reader, memory, None, [answer], 3)["memory"]
+        facts = dict(report_facts(reader, memory, [answer], 0))
+        answers.append((answer, told, facts))
+    (a, plain, plain_facts), (b, ours, facts) = answers
+    assert (a.text, a.tokens) == (b.text, b.tokens)
+    for p, q in zip(a.evidence, b.evidence, strict=True):
+        assert p.lines == q.lines and abs(p.score - q.score) < 1e-4
+    assert plain["device_cache"] is None and "moved" not in plain_facts
+    moved = ours["device_cache"]
+    assert moved["hits"] > 0 and moved["misses"] > 0
+    assert moved["bytes_to_device"] > 0 and moved["bytes_to_host"] > 0
+    assert moved["keys_scanned_on"] == "device" and ours["replaced_kernels"] == {}
+    assert "to the device" in facts["moved"] and facts["keys scanned"] == "on: device"
+
+
+def test_a_checkpoint_stays_as_it_is_while_the_reading_goes_on() -> None:
+    plain, ours = readers()
+    states = []
+    for reader in (plain, ours):
+        memory = reader.open(decode_document(TEXT.encode(), "text"), allow_whole=False)
+        steps = reader.read_steps(memory)
+        for _ in range(9):
+            next(steps)
+        assert memory.state.layers[0].arena.tail is not None
+        state = state_of(memory.state)
+        before = {name: tensor.clone() for name, tensor in state.tensors.items()}
+        for _ in steps:  # through several more segments
+            pass
+        for name, tensor in state.tensors.items():
+            assert torch.equal(tensor, before[name]), name
+        states.append(state)
+    for name, tensor in states[0].tensors.items():
+        torch.testing.assert_close(states[1].tensors[name], tensor, rtol=0, atol=1e-4)
+
+
+def test_a_memory_is_restored_to_the_device_path() -> None:
+    _, reader = readers()
+    memory = read_text(reader, TEXT)
+    fresh = reader.empty(memory.document, memory.tokens, whole=False, reserve_tokens=0)
+    for index in range(segments_of(memory.state)):
+        place_segment(fresh.state, index, segment_tensors(memory.state, index), None)
+    restore_state(fresh.state, state_of(memory.state))
+    fresh.read_tokens = len(fresh.tokens.ids)
+    options = AnswerOptions(max_tokens=4, answering=Answering.MEMORY)
+    first, second = (reader.ask(m, "Which number?", options) for m in (memory, fresh))
+    assert first.text == second.text
+    assert [p.score for p in first.evidence] == [p.score for p in second.evidence]
+    assert all(isinstance(layer, DeviceLayer) for layer in fresh.state.tiered)
+
+
+def test_joined_memories_are_asked_on_the_device_path() -> None:
+    found = []
+    for reader in readers():
+        memories = [read_text(reader, text) for text in (TEXT, TEXT[::-1])]
+        places = lay_out([m.state for m in memories], len(reader.prompt.prefix))
+        joined = join([m.state for m in memories], places, trained_length=2048)
+        ids = torch.from_numpy(reader.prompt.question_ids("Which number?"))
+        with joined.question():
+            step, logits = reader.forward(joined, Phase.ASK, ids, want_logits=True)
+        found.append((type(joined.tiered[0]), step.block_mass[0], logits))
+    assert (found[0][0], found[1][0]) == (LayerMemory, DeviceLayer)
+    torch.testing.assert_close(found[0][1], found[1][1], rtol=0, atol=1e-3)
+    torch.testing.assert_close(found[0][2], found[1][2], rtol=0, atol=1e-4)

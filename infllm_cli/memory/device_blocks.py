@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from infllm_cli.kernels.store_codec import Packed, pick, unpack_into
-from infllm_cli.memory.blocks import BlockArena
+from infllm_cli.memory.blocks import BlockArena, Segment
 from infllm_cli.memory.device_arena import upload
 from infllm_cli.memory.device_cache import Slots
 from infllm_cli.memory.knobs import CachePolicy
@@ -92,7 +92,7 @@ class DeviceBlocks:
         missing = []
         parts = list(arena.parts())
         for head, (slots, row) in enumerate(zip(self.slots, predicted, strict=True)):
-            held = [b for b in row if b < arena.count and arena.locate(b, parts)[1] >= 0]
+            held = [block for block in row if block in slots or self._is_held(block, arena, parts)]
             found = slots.bring(held)
             missing += [(head, block, head * self.capacity + slot) for block, slot in found]
         self.transfers.moved.prefetched += len(missing)
@@ -103,6 +103,11 @@ class DeviceBlocks:
         if sealed != self._sealed:
             self.forget_from(min(sealed, self._sealed))
             self._sealed = sealed
+
+    @staticmethod
+    def _is_held(block: int, arena: BlockArena, parts: list[Segment]) -> bool:
+        """Whether there is such a block: a question's are gone after it, others were dropped."""
+        return block < arena.count and arena.locate(block, parts)[1] >= 0
 
     def attended(self, blocks: Tensor, mass: Tensor) -> None:
         """A step gave its blocks [H_kv, n] attention mass [H_kv, n]."""

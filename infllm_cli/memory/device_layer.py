@@ -161,11 +161,15 @@ class DeviceLayer(LayerMemory):
         else:
             found = self._by_representatives(q, far)
         found = lookup.shared(found, config.sharing)
-        most = min(wanted + self.path.options.predicted_blocks, found.shape[-1])
-        best = found.topk(most, dim=-1).indices.to(HOST)  # the host waits here
-        blocks = best[:, :wanted].sort(dim=-1).values
-        # The best are in their slots, and stay there unless they are packed meanwhile.
-        self._predicted = best.tolist() if self.path.options.predicted_blocks else []
+        # Chosen by itself, as elsewhere: of equals another number may come first among more.
+        blocks = lookup.top_blocks(found, wanted)
+        chosen = blocks.shape[-1]
+        if more := self.path.options.predicted_blocks:
+            best = found.topk(min(wanted + more, found.shape[-1]), dim=-1).indices
+            blocks = torch.cat([blocks, best], dim=-1)
+        blocks = blocks.to(HOST)  # the host waits here
+        self._predicted = blocks[:, chosen:].tolist() if more else []
+        blocks = blocks[:, :chosen].contiguous()
         if (config.read_lookup if reading else config.answer_lookup) is Lookup.REPRESENTATIVES:
             self.arena.note_use(blocks)
         return blocks
