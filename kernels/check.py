@@ -75,6 +75,10 @@ def main(arguments: list[str] | None = None) -> int:
     results, left_out = _run_all(gpu, began + options.seconds)
     report: dict[str, Any] = {"schema": 1, **_machine(gpu), "left_out": left_out}
     report["cases"] = [{**asdict(result), "fast": result.fast} for result in results]
+    if gpu:
+        from infllm_cli.block_moves import measure as moves
+
+        report["blocks_moved_and_attended"] = moves(torch.device("cuda"))
     if options.end_to_end:
         from infllm_cli.large_model import measure
 
@@ -180,9 +184,10 @@ def render(report: dict[str, Any]) -> str:
             "No GPU here: the numbers are right or wrong as in Triton's interpreter, on small "
             "sizes; all timings, and whether the floors hold, are open."
         )
-    if "end_to_end" in report:
-        told = (f"{name} {value}" for name, value in report["end_to_end"].items())
-        lines.append("end to end: " + ", ".join(told))
+    for name in ("blocks_moved_and_attended", "end_to_end"):
+        if name in report:
+            told = (f"{key} {value}" for key, value in report[name].items())
+            lines.append(f"{name.replace('_', ' ')}: " + ", ".join(told))
     return "\n".join(lines)
 
 

@@ -124,12 +124,14 @@ def tiered_attention_torch(
     if length > 1:
         row = torch.arange(total - length, total, device=q.device)[:, None]
         hidden = torch.arange(total, device=q.device)[None, :] > row
-    if mass == "none" and softcap is None:
+    out = None
+    if softcap is None:  # whatever else is asked for, so that it does not change a bit of this
         visible = None if hidden is None else ~hidden
         out = F.scaled_dot_product_attention(
             q[None], keys[None], values[None], attn_mask=visible, scale=scaling, enable_gqa=True
         )[0]
-        return out, None
+        if mass == "none":
+            return out, None
     folded = q.reshape(kv_heads, -1, d)
     scores = torch.matmul(folded, keys.transpose(1, 2)).float() * scaling
     if softcap is not None:
@@ -137,7 +139,8 @@ def tiered_attention_torch(
     if hidden is not None:
         scores.view(kv_heads, -1, length, total).masked_fill_(hidden, float("-inf"))
     weights = torch.softmax(scores, dim=-1)
-    out = torch.matmul(weights.to(values.dtype), values).view(heads, length, -1)
+    if out is None:
+        out = torch.matmul(weights.to(values.dtype), values).view(heads, length, -1)
     if mass == "none":
         return out, None
     drawn = weights.sum(dim=1)  # [H_kv, T]

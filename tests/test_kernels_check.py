@@ -14,6 +14,7 @@ from infllm_cli.kernels import check
 from infllm_cli.kernels.check_cases import SMALL, Case, Cases, difference
 from infllm_cli.kernels.dispatch import Kernels, kernels_for
 
+from infllm_cli import block_moves
 from infllm_cli.large_model import Shape, measure
 from infllm_cli.memory.device_path import DeviceOptions
 
@@ -119,6 +120,14 @@ def test_memory_that_runs_out_is_no_reason_for_a_twin(monkeypatch) -> None:
 def test_a_processor_runs_the_twins() -> None:
     assert not kernels_for("cpu").triton
     assert kernels_for("cuda") is kernels_for("cuda")
+
+
+def test_blocks_are_moved_each_time_they_are_timed() -> None:
+    kinds = {"heads": 4, "kv_heads": 2, "d": 16, "block": 8, "blocks": 3, "runs": 4}
+    found = block_moves.measure(CPU, dtype=torch.float32, **kinds)
+    # Full blocks are packed: codes, a scale per value, and what a key's channels have in common.
+    assert found["bytes"] >= 2 * 3 * 8 * 2 * 16 and found["blocks"] == 6
+    assert found["ms"] > 0 and found["floor_ms"] == 0.12
 
 
 def test_a_model_with_random_weights_is_read_and_asked() -> None:
