@@ -1,4 +1,4 @@
-"""Flags of the policies and of the method's knobs, and the texts of their help. Imports no torch."""
+"""Flags of policies and of the method's knobs, and the texts of their help. Imports no torch."""
 
 from __future__ import annotations
 
