@@ -246,8 +246,8 @@ Candidates = Annotated[
     int,
     typer.Option(
         envvar="INFLLM_CANDIDATES",
-        help="Passages that the model judges by how likely they make the question; 0: words alone "
-        "choose what is read again.",
+        help="Of a document with up to so many passages the model judges each by how likely it "
+        "makes the question; of others words alone choose what is read again.",
         rich_help_panel=ADVANCED,
     ),
 ]
