@@ -24,7 +24,7 @@ from infllm_cli.memory.step import Step
 from infllm_cli.quotable import widen
 from infllm_cli.recall import Impression
 from infllm_cli.sampling import Answering, AnswerOptions, Quoting, Sampler, is_looping
-from infllm_cli.voices import Voice, fresh_state, mixture, weigh
+from infllm_cli.voices import Voice, follow, fresh_state, mixture, weigh
 
 if TYPE_CHECKING:
     from infllm_cli.reader import Memory, Reader
@@ -264,7 +264,7 @@ class Asking:
                 break
             weigh(voices, token)
             before = time.perf_counter()
-            steps = [voice.follow(token) for voice in voices]
+            steps = follow(voices, token)
             yield _looked(steps[0], len(written) - 1, certain, record, before)
         self.memory.note_device_bytes()
         rest = decoder.finish()
