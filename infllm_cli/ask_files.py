@@ -76,7 +76,7 @@ def _config(file: MemoryFile, request: AskRequest) -> MemoryConfig:
     Raises:
         UsageError: another size was given, and it is another one than the memory's.
     """
-    config = file.config
+    config = replace(file.config, scan_every=request.sizes.scan_every)
     for name, value in request.sizes.sizes().items():
         if name == "answer_blocks" and value is not None:
             config = replace(config, answer_blocks=value)

@@ -38,7 +38,7 @@ _OF_NO_ACCOUNT = {
     "pad_token_id",
 }
 # Decides how the memory is asked, not what it holds.
-_ASKING = {"answer_blocks", "answer_lookup"}
+_ASKING = {"answer_blocks", "answer_lookup", "scan_every"}
 
 
 def key_facts(

@@ -213,13 +213,25 @@ class BlockArena:
 
     def gather(self, blocks: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values [H_kv, n * B, d] of blocks [H_kv, n], chosen per KV head."""
-        kv_heads, chosen = blocks.shape
-        keys, values = self.pick(torch.arange(kv_heads).repeat_interleave(chosen), blocks.flatten())
-        shape = (kv_heads, chosen * self.block_tokens, -1)
+        shape = (len(blocks), blocks.shape[1] * self.block_tokens, -1)
+        keys, values = self.pick(*_pairs(blocks))
         return keys.view(shape), values.view(shape)
+
+    def gather_keys(self, blocks: Tensor) -> Tensor:
+        """The keys alone, [H_kv, n, B, d]."""
+        found = self._find(*_pairs(blocks))
+        keys = self._unpacked([(part.keys, head, at) for part, head, at in found])
+        return keys.unflatten(0, blocks.shape)
 
     def pick(self, heads: Tensor, blocks: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values [m, B, d] of single blocks [m], each of one KV head [m]."""
+        found = self._find(heads, blocks)
+        keys = self._unpacked([(part.keys, head, at) for part, head, at in found])
+        values = self._unpacked([(part.values, head, at) for part, head, at in found])
+        return keys, values
+
+    def _find(self, heads: Tensor, blocks: Tensor) -> list[tuple[Segment, int, int]]:
+        """Where blocks [m] of heads [m] are stored: part, head, and place in the part."""
         parts = list(self.parts())
         found = []
         for head, block in zip(heads.tolist(), blocks.tolist(), strict=True):
@@ -232,9 +244,7 @@ class BlockArena:
                 at = int(part.slots[at])
                 assert at >= 0, "what was dropped is not looked up"
             found.append((part, head, at))
-        keys = self._unpacked([(part.keys, head, at) for part, head, at in found])
-        values = self._unpacked([(part.values, head, at) for part, head, at in found])
-        return keys, values
+        return found
 
     def _unpacked(self, found: list[tuple[Packed, int, int]]) -> Tensor:
         """Blocks (head, index) of different parts [m] -> [m, B, d]; all of a kind at once."""
@@ -361,6 +371,12 @@ class BlockArena:
                 self._tail = segment
                 break
         self.count = count
+
+
+def _pairs(blocks: Tensor) -> tuple[Tensor, Tensor]:
+    """Blocks [H_kv, n] one by one: heads [m] and blocks [m]."""
+    kv_heads, chosen = blocks.shape
+    return torch.arange(kv_heads).repeat_interleave(chosen), blocks.flatten()
 
 
 def _in_own_pages(tensor: Tensor) -> Tensor:

@@ -35,6 +35,7 @@ class MemoryConfig:
     read_lookup: Lookup = Lookup.REPRESENTATIVES
     answer_lookup: Lookup = Lookup.EXACT
     codec: Codec = Codec.INT8  # how sealed blocks are stored
+    scan_every: int = 1  # answer tokens: how often one of them scans all stored keys
 
     def __post_init__(self) -> None:
         """Refuse sizes that no memory could hold."""
@@ -47,6 +48,7 @@ class MemoryConfig:
             "answer_blocks": 1,
             "representatives_per_block": 1,
             "segment_blocks": 1,
+            "scan_every": 1,
         }
         for name, least in at_least.items():
             value = getattr(self, name)
@@ -147,4 +149,5 @@ FLAGS = {
     "read_blocks": "--read-blocks",
     "answer_blocks": "--blocks",
     "block_tokens": "--block",
+    "scan_every": "--scan-every",
 }

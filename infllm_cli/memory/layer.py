@@ -13,6 +13,7 @@ from infllm_cli.memory.blocks import BlockArena
 from infllm_cli.memory.config import Lookup, MemoryConfig
 from infllm_cli.memory.representatives import Representatives, running_sum_scores
 from infllm_cli.memory.rotary import Rotary, Table
+from infllm_cli.memory.shortlist import Shortlist
 from infllm_cli.memory.softmax import attend, attend_weights
 from infllm_cli.memory.step import Phase, Step
 from infllm_cli.memory.window import Window
@@ -140,6 +141,7 @@ class LayerMemory:
         self._expected_tokens = 0
         self._placed: tuple[object, ...] = ()  # what lies in the slots before the window
         self._placed_blocks: Tensor | None = None
+        self._shortlist: Shortlist | None = None  # while an answer is being written
         self._marks: list[_Mark] = []
 
     # -- one step ---------------------------------------------------------------------------
@@ -192,8 +194,15 @@ class LayerMemory:
             blocks = chosen.to(HOST)
             self.arena.note_use(blocks)
             return blocks
-        blocks, mass = lookup.exact(g.rotary.rotate(q, far), self.arena, g.scaling, wanted)
+        q = g.rotary.rotate(q, far)
+        answering = step.phase is Phase.ANSWER
+        if answering and self._shortlist is not None and self._shortlist.serves(self.arena):
+            return self._shortlist.best(lookup.fold(q, g.kv_heads, g.scaling), wanted)
+        blocks, mass = lookup.exact(q, self.arena, g.scaling, wanted)
         step.block_mass[g.index] = mass
+        between = self.config.scan_every - 1
+        pays = answering and between and Shortlist.pays(self.arena)
+        self._shortlist = Shortlist(self.arena, mass, wanted, between) if pays else None
         return blocks
 
     def _place(self, blocks: Tensor | None, step: Step) -> int:
@@ -397,6 +406,7 @@ class LayerMemory:
         self.whole_tokens = mark.whole_tokens
         # What a question loaded must not decide how the next one is computed.
         self._placed, self._placed_blocks = (), None
+        self._shortlist = None
 
     # -- sizes --------------------------------------------------------------------------------
 

@@ -35,7 +35,7 @@ def exact(q: Tensor, arena: BlockArena, scaling: float, blocks: int) -> tuple[Te
     Every stored key is scored against every query of q [H, L, d]; a softmax per query over all of
     them; the mass of a block is summed over the queries of its KV head.
     """
-    folded = (q.float() * scaling).to(q.dtype).reshape(arena.kv_heads, -1, q.shape[-1]).cpu()
+    folded = fold(q, arena.kv_heads, scaling)
     parts = list(arena.parts())
     if all(_is_plain(part) for part in parts):
         lse, _ = exact_lookup_parts(folded, [part.keys.codes for part in parts])
@@ -43,6 +43,11 @@ def exact(q: Tensor, arena: BlockArena, scaling: float, blocks: int) -> tuple[Te
         lse = torch.cat([_scan(folded, part) for part in parts], dim=-1)
     mass = block_mass(lse)
     return top_blocks(mass, blocks), mass
+
+
+def fold(q: Tensor, kv_heads: int, scaling: float) -> Tensor:
+    """Queries [H, L, d], scaled, by KV head [H_kv, G * L, d], where the blocks are."""
+    return (q.float() * scaling).to(q.dtype).reshape(kv_heads, -1, q.shape[-1]).cpu()
 
 
 def _is_plain(part: Segment) -> bool:
