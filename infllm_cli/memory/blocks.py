@@ -60,7 +60,15 @@ class Segment:
         """Keys and values [H_kv, n, B, d] of some of the blocks; zeros where they were dropped."""
         if self.slots is None:
             return unpack(self.keys.cut(blocks), dtype), unpack(self.values.cut(blocks), dtype)
-        slots = self.slots[blocks]
+        return self._from_slots(self.slots[blocks], dtype)
+
+    def take(self, blocks: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """The same of blocks by their indices [n]; copied."""
+        if self.slots is None:
+            return unpack(self.keys.take(blocks), dtype), unpack(self.values.take(blocks), dtype)
+        return self._from_slots(self.slots[blocks], dtype)
+
+    def _from_slots(self, slots: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         gone = (slots < 0)[:, None, None]
         if self.keys.blocks == 0:  # nothing to take zeros from
             shapes = [
@@ -123,6 +131,11 @@ class BlockArena:
         self._tail: Segment | None = None  # room for a whole segment; untouched pages cost nothing
 
     # -- what is held -----------------------------------------------------------------------
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of keys and values when they are unpacked."""
+        return self._dtype
 
     @property
     def kv_heads(self) -> int:
