@@ -152,11 +152,12 @@ class LayerMemory:
         g = self.geometry
         self._make_room(step)
         table = step.table(g.rotary, step.start, step.length)
-        rotated = g.rotary.rotate(q, table)
+        # One call for both: for a single token the calls are what it costs.
+        rotated, own = g.rotary.rotate(torch.cat([q, k]), table).split([g.heads, g.kv_heads])
         queries = None
         if self.window.query_sums is not None:
             queries = _sum_groups(rotated, g.kv_heads)
-        self.window.push(k, g.rotary.rotate(k, table), v, queries)
+        self.window.push(k, own, v, queries)
         blocks = self._lookup(q, step)
         lead = self._place(blocks, step)
         context = slice(self.window.first - lead, self.window.last)
