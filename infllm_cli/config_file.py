@@ -45,6 +45,7 @@ SETTINGS: dict[str, str | tuple[str, ...]] = {
     "chunk": WHOLE,
     "reread-tokens": WHOLE,
     "candidates": WHOLE,
+    "scan-every": WHOLE,
 }
 _TYPES: dict[str, tuple[type, ...]] = {
     WHOLE: (int,),
