@@ -16,6 +16,7 @@ from infllm_cli.commands import (
     bench,
     chat,
     evaluate,
+    fit_gates,
     memory,
     model,
     plan,
@@ -25,7 +26,7 @@ from infllm_cli.commands import (
 from infllm_cli.config_file import config_path, load_config
 from infllm_cli.options import EXIT_CODES
 
-COMMANDS = (ask, summarize, chat, read, plan, model, evaluate, memory, bench)
+COMMANDS = (ask, summarize, chat, read, plan, model, evaluate, fit_gates, memory, bench)
 
 ABOUT = "Ask questions about documents of any length and summarize them, on bounded memory."
 EXAMPLES = """\b

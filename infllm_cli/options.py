@@ -168,12 +168,13 @@ Temperature = Annotated[
 TopP = Annotated[float, typer.Option(envvar="INFLLM_TOP_P", help="Draw from the likeliest tokens.")]
 Seed = Annotated[int, typer.Option(envvar="INFLLM_SEED", help="Of the draws.")]
 AnsweringOption = Annotated[
-    AnsweringChoice,
+    AnsweringChoice | None,
     typer.Option(
         "--answering",
         envvar="INFLLM_ANSWERING",
         help="both: the memory, and the best passages read again; memory: the memory alone; "
         "passages: those with the question's words alone, at once.",
+        show_default="both; memory with any --policy but infllm",
     ),
 ]
 Length = Annotated[
