@@ -226,6 +226,15 @@ ReadBlocks = Annotated[
         envvar="INFLLM_READ_BLOCKS", help="Blocks loaded while reading.", rich_help_panel=ADVANCED
     ),
 ]
+ScanEvery = Annotated[
+    int,
+    typer.Option(
+        envvar="INFLLM_SCAN_EVERY",
+        help="Scan all of a long memory at every so many answer tokens; in between choose among "
+        "the blocks that were best. 4: faster, and other words now and then.",
+        rich_help_panel=ADVANCED,
+    ),
+]
 Chunk = Annotated[
     int | None,
     typer.Option(envvar="INFLLM_CHUNK", help="Tokens per reading step.", rich_help_panel=ADVANCED),

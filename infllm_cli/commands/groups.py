@@ -46,6 +46,7 @@ from infllm_cli.options import (
     ReadBlocks,
     RereadTokens,
     Save,
+    ScanEvery,
     Seed,
     Sinks,
     Store,
@@ -182,6 +183,7 @@ class SizeFlags(KnobFlags):
     read_blocks: ReadBlocks = None
     chunk: Chunk = None
     store: Store = StoreChoice.INT8
+    scan_every: ScanEvery = 1
 
     @property
     def given(self) -> bool:
@@ -203,7 +205,11 @@ class SizeFlags(KnobFlags):
         """Sizes and codec, by the names of `MemoryConfig`."""
         from infllm_cli.memory.codecs import Codec
 
-        return {**self.sizes(), "codec": Codec(self.store.value)}
+        return {
+            **self.sizes(),
+            "codec": Codec(self.store.value),
+            "scan_every": self.scan_every,
+        }
 
 
 def grouped(command: Callable[..., None]) -> Callable[..., None]:
