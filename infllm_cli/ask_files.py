@@ -79,7 +79,7 @@ def _config(file: MemoryFile, request: AskRequest) -> MemoryConfig:
     Raises:
         UsageError: another size was given, and it is another one than the memory's.
     """
-    config = file.config
+    config = replace(file.config, scan_every=request.sizes.scan_every)
     for name, value in request.sizes.sizes().items():
         if value is None:
             continue

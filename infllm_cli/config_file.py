@@ -71,6 +71,7 @@ SETTINGS: dict[str, str | tuple[str, ...]] = {
     "infini-gates": tuple(item.value for item in InfiniGates),
     "reread-tokens": WHOLE,
     "candidates": WHOLE,
+    "scan-every": WHOLE,
 }
 _TYPES: dict[str, tuple[type, ...]] = {
     WHOLE: (int,),

@@ -9,42 +9,45 @@ from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_type_hints
 
-from infllm_cli.options import (
-    AllowDrop,
-    AnsweringOption,
+from infllm_cli.method_options import (
     AnswerLookup,
     Block,
-    Blocks,
-    Cache,
     CachePolicyOption,
-    Candidates,
-    Chunk,
-    Device,
     DeviceCacheOption,
-    DeviceLimit,
-    DiskLimit,
-    Dtype,
-    HostLimit,
     InfiniGatesOption,
     InfiniSegment,
     InfiniUpdateOption,
-    MaxTokens,
-    MemoryBudget,
-    Model,
     PolicyOption,
     PositionsOption,
-    Precision,
-    Quote,
-    QuoteChoice,
-    ReadBlocks,
     ReadLookup,
     RelevanceOption,
     RepresentativeRuleOption,
     Representatives,
+    SharingOption,
+)
+from infllm_cli.options import (
+    AllowDrop,
+    AnsweringOption,
+    Blocks,
+    Cache,
+    Candidates,
+    Chunk,
+    Device,
+    DeviceLimit,
+    DiskLimit,
+    Dtype,
+    HostLimit,
+    MaxTokens,
+    MemoryBudget,
+    Model,
+    Precision,
+    Quote,
+    QuoteChoice,
+    ReadBlocks,
     RereadTokens,
     Save,
+    ScanEvery,
     Seed,
-    SharingOption,
     Sinks,
     Store,
     StoreChoice,
@@ -180,6 +183,7 @@ class SizeFlags(KnobFlags):
     read_blocks: ReadBlocks = None
     chunk: Chunk = None
     store: Store = StoreChoice.INT8
+    scan_every: ScanEvery = 1
 
     @property
     def given(self) -> bool:
@@ -201,7 +205,11 @@ class SizeFlags(KnobFlags):
         """Sizes and codec, by the names of `MemoryConfig`."""
         from infllm_cli.memory.codecs import Codec
 
-        return {**self.sizes(), "codec": Codec(self.store.value)}
+        return {
+            **self.sizes(),
+            "codec": Codec(self.store.value),
+            "scan_every": self.scan_every,
+        }
 
 
 def grouped(command: Callable[..., None]) -> Callable[..., None]:

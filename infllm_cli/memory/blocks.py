@@ -60,7 +60,15 @@ class Segment:
         """Keys and values [H_kv, n, B, d] of some of the blocks; zeros where they were dropped."""
         if self.slots is None:
             return unpack(self.keys.cut(blocks), dtype), unpack(self.values.cut(blocks), dtype)
-        slots = self.slots[blocks]
+        return self._from_slots(self.slots[blocks], dtype)
+
+    def take(self, blocks: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """The same of blocks by their indices [n]; copied."""
+        if self.slots is None:
+            return unpack(self.keys.take(blocks), dtype), unpack(self.values.take(blocks), dtype)
+        return self._from_slots(self.slots[blocks], dtype)
+
+    def _from_slots(self, slots: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         gone = (slots < 0)[:, None, None]
         if self.keys.blocks == 0:  # nothing to take zeros from
             shapes = [
@@ -126,6 +134,11 @@ class BlockArena:
         self._tail: Segment | None = None  # room for a whole segment; untouched pages cost nothing
 
     # -- what is held -----------------------------------------------------------------------
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of keys and values when they are unpacked."""
+        return self._dtype
 
     @property
     def kv_heads(self) -> int:
@@ -216,22 +229,32 @@ class BlockArena:
 
     def gather(self, blocks: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values [H_kv, n * B, d] of blocks [H_kv, n], chosen per KV head."""
-        kv_heads, chosen = blocks.shape
-        keys, values = self.pick(torch.arange(kv_heads).repeat_interleave(chosen), blocks.flatten())
-        shape = (kv_heads, chosen * self.block_tokens, -1)
+        shape = (len(blocks), blocks.shape[1] * self.block_tokens, -1)
+        keys, values = self.pick(*_pairs(blocks))
         return keys.view(shape), values.view(shape)
+
+    def gather_keys(self, blocks: Tensor) -> Tensor:
+        """The keys alone, [H_kv, n, B, d]."""
+        found = self._find(*_pairs(blocks))
+        keys = self._unpacked([(part.keys, head, at) for part, head, at in found])
+        return keys.unflatten(0, blocks.shape)
 
     def pick(self, heads: Tensor, blocks: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values [m, B, d] of single blocks [m], each of one KV head [m]."""
+        found = self._find(heads, blocks)
+        keys = self._unpacked([(part.keys, head, at) for part, head, at in found])
+        values = self._unpacked([(part.values, head, at) for part, head, at in found])
+        return keys, values
+
+    def _find(self, heads: Tensor, blocks: Tensor) -> list[tuple[Segment, int, int]]:
+        """Where blocks [m] of heads [m] are stored: part, head, and place in the part."""
         parts = list(self.parts())
         found = []
         for head, block in zip(heads.tolist(), blocks.tolist(), strict=True):
             part, at = self.locate(block, parts)
             assert at >= 0, "what was dropped is not looked up"
             found.append((part, head, at))
-        keys = self._unpacked([(part.keys, head, at) for part, head, at in found])
-        values = self._unpacked([(part.values, head, at) for part, head, at in found])
-        return keys, values
+        return found
 
     def locate(self, block: int, parts: list[Segment]) -> tuple[Segment, int]:
         """The one of all `parts` that a block lies in, and its place there; -1: it was dropped."""
@@ -373,6 +396,12 @@ class BlockArena:
                 self._tail = segment
                 break
         self.count = count
+
+
+def _pairs(blocks: Tensor) -> tuple[Tensor, Tensor]:
+    """Blocks [H_kv, n] one by one: heads [m] and blocks [m]."""
+    kv_heads, chosen = blocks.shape
+    return torch.arange(kv_heads).repeat_interleave(chosen), blocks.flatten()
 
 
 def _in_own_pages(tensor: Tensor) -> Tensor:

@@ -63,6 +63,7 @@ class MemoryConfig:
     read_lookup: Lookup | None = None
     answer_lookup: Lookup | None = None
     codec: Codec = Codec.INT8  # how sealed blocks are stored
+    scan_every: int = 1  # answer tokens: how often one of them scans all stored keys
     policy: Policy = Policy.INFLLM
     representative_rule: RepresentativeRule | None = None
     relevance: Relevance = Relevance.AUTO
@@ -92,6 +93,7 @@ class MemoryConfig:
             "answer_blocks": 1,
             "representatives_per_block": 1,
             "segment_blocks": 1,
+            "scan_every": 1,
             "device_cache_blocks": 0,
             "infini_segment_tokens": 16,
         }
@@ -114,6 +116,13 @@ class MemoryConfig:
             raise UsageError(
                 f"--device-cache is {self.device_cache_blocks}; it must hold at least the "
                 f"{self.most_blocks} blocks of a step (or be 0: no cache)."
+            )
+        if self.scan_every > 1 and (
+            self.exact_relevance is not Relevance.MASS or self.sharing is not Sharing.PER_KV_HEAD
+        ):
+            raise UsageError(
+                f"--scan-every is {self.scan_every}; between two scans blocks are chosen by "
+                "mass and per KV head only: leave it out with other --relevance and --sharing."
             )
         if self.window_tokens < self.block_tokens:
             raise UsageError(
@@ -252,6 +261,7 @@ FLAGS = {
     "read_blocks": "--read-blocks",
     "answer_blocks": "--blocks",
     "block_tokens": "--block",
+    "scan_every": "--scan-every",
     "representatives_per_block": "--representatives",
 }
 # Of the method's knobs, which are no sizes of every memory.

@@ -16,6 +16,7 @@ from infllm_cli.memory.device_cache import DeviceCache
 from infllm_cli.memory.knobs import CachePolicy, Policy, Positions, Relevance, RepresentativeRule
 from infllm_cli.memory.representatives import Representatives
 from infllm_cli.memory.rotary import Rotary, Table
+from infllm_cli.memory.shortlist import Shortlist
 from infllm_cli.memory.softmax import attend, attend_weights
 from infllm_cli.memory.step import Phase, Step
 from infllm_cli.memory.two_distances import Keys, attend_two_distances
@@ -168,6 +169,7 @@ class LayerMemory:
         self._expected_tokens = 0
         self._placed: tuple[object, ...] = ()  # what lies in the slots before the window
         self._placed_blocks: Tensor | None = None
+        self._shortlist: Shortlist | None = None  # while an answer is being written
         self._marks: list[_Mark] = []
 
     # -- one step ---------------------------------------------------------------------------
@@ -178,11 +180,12 @@ class LayerMemory:
         g = self.geometry
         self._make_room(step)
         table = step.table(g.rotary, step.start, step.length)
-        rotated = g.rotary.rotate(q, table)
+        # One call for both: for a single token the calls are what it costs.
+        rotated, own = g.rotary.rotate(torch.cat([q, k]), table).split([g.heads, g.kv_heads])
         queries = None
         if self.window.query_sums is not None:
             queries = sum_groups(rotated, g.kv_heads)
-        self.window.push(k, g.rotary.rotate(k, table), v, queries)
+        self.window.push(k, own, v, queries)
         blocks = self._lookup(q, step)
         lead = self._place(blocks, step)
         context = slice(self.window.first - lead, self.window.last)
@@ -255,15 +258,16 @@ class LayerMemory:
             blocks = chosen.to(HOST)
             self.arena.note_use(blocks)
             return blocks
-        blocks, mass = lookup.exact(
-            g.rotary.rotate(q, far),
-            self.arena,
-            g.scaling,
-            wanted,
-            self.config.exact_relevance,
-            sharing,
-        )
+        q = g.rotary.rotate(q, far)
+        answering = step.phase is Phase.ANSWER
+        if answering and self._shortlist is not None and self._shortlist.serves(self.arena):
+            return self._shortlist.best(lookup.fold(q, g.kv_heads, g.scaling), wanted)
+        ranks = self.config.exact_relevance
+        blocks, mass = lookup.exact(q, self.arena, g.scaling, wanted, ranks, sharing)
         step.block_mass[g.index] = mass
+        between = self.config.scan_every - 1
+        pays = answering and between and Shortlist.pays(self.arena)
+        self._shortlist = Shortlist(self.arena, mass, wanted, between) if pays else None
         return blocks
 
     def _place(self, blocks: Tensor | None, step: Step) -> int:
@@ -506,6 +510,7 @@ class LayerMemory:
         self.whole_tokens = mark.whole_tokens
         # What a question loaded must not decide how the next one is computed.
         self._placed, self._placed_blocks = (), None
+        self._shortlist = None
 
     # -- sizes --------------------------------------------------------------------------------
 
