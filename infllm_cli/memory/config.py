@@ -117,7 +117,7 @@ class MemoryConfig:
         ):
             raise UsageError(
                 f"--scan-every is {self.scan_every}; between two scans blocks are chosen by mass "
-                "and per KV head only: leave it out with other choices of --relevance and --sharing."
+                "and per KV head only: leave it out with another --relevance or --sharing."
             )
         if self.window_tokens < self.block_tokens:
             raise UsageError(
