@@ -50,6 +50,7 @@ def run_ask_files(request: AskRequest, console: Console, out: TextIO) -> None:
         dtype=files[0].dtype if dtype == "auto" else dtype,
         cache_dir=request.model.cache,
         progress=console.fetching,
+        device_limit_bytes=limits.device,
         **{field.name: getattr(configs[0], field.name) for field in fields(configs[0])},
     )
     tell_plain_form(reader, console)

@@ -46,6 +46,7 @@ SETTINGS: dict[str, str | tuple[str, ...]] = {
     "quiet": SWITCH,
     "host-limit": TEXT,
     "disk-limit": TEXT,
+    "device-limit": TEXT,
     "save": SWITCH,
     "store": ("full", "int8", "fp8", "int4"),
     "memory-budget": TEXT,

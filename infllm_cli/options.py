@@ -121,7 +121,13 @@ Quiet = Annotated[
     bool,
     typer.Option("--quiet", "-q", envvar="INFLLM_QUIET", help="Nothing on standard error."),
 ]
-Device = Annotated[str, typer.Option(envvar="INFLLM_DEVICE", help="auto, cpu, cuda, cuda:1, ...")]
+Device = Annotated[
+    str,
+    typer.Option(
+        envvar="INFLLM_DEVICE",
+        help="auto, cpu, cuda, cuda:1, gpus (the layers spread over all), ...",
+    ),
+]
 Precision = Annotated[
     Dtype, typer.Option("--dtype", envvar="INFLLM_DTYPE", help="auto: bf16 where it is native.")
 ]
@@ -255,8 +261,8 @@ Candidates = Annotated[
     int,
     typer.Option(
         envvar="INFLLM_CANDIDATES",
-        help="Passages that the model judges by how likely they make the question; 0: words alone "
-        "choose what is read again.",
+        help="Of a document with up to so many passages the model judges each by how likely it "
+        "makes the question; of others words alone choose what is read again.",
         rich_help_panel=ADVANCED,
     ),
 ]
@@ -275,6 +281,17 @@ HostLimit = Annotated[
         envvar="INFLLM_HOST_LIMIT",
         help="Most host memory for keys and values, as in 16GB; what passes it moves to disk.",
         show_default="half of what is free",
+        rich_help_panel=LIMITS,
+    ),
+]
+DeviceLimit = Annotated[
+    str | None,
+    typer.Option(
+        metavar="SIZE",
+        envvar="INFLLM_DEVICE_LIMIT",
+        help="Most memory of each GPU for copies of stored keys, which an answer scans; where they "
+        "do not fit they are scanned in host memory, or streamed.",
+        show_default="half of what is free there",
         rich_help_panel=LIMITS,
     ),
 ]

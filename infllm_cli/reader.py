@@ -24,6 +24,7 @@ from infllm_cli.errors import CapacityError, DocumentError, InfllmError, UsageEr
 from infllm_cli.events import Answer, ChunkRead, Looked, Quoted, TokenOut
 from infllm_cli.gates import choose_gates
 from infllm_cli.memory.config import MemoryConfig
+from infllm_cli.memory.device_path import DeviceOptions
 from infllm_cli.memory.knobs import Policy
 from infllm_cli.memory.model_memory import ModelMemory
 from infllm_cli.memory.step import Phase, Step
@@ -127,13 +128,14 @@ class Reader:
         dtype: str = "auto",
         cache_dir: Path | None = None,
         progress: Callable[[str, int, int], None] | None = None,
+        device_limit_bytes: int | None = None,
         **sizes: Any,
     ) -> Reader:
         """Find (fetch, convert) and load a model.
 
         Args:
             model: a name of the catalog, a hub id, a folder or a GGUF file; default: the catalog's.
-            device: auto, cpu, cuda, cuda:1, ...
+            device: auto, cpu, cuda, cuda:1, gpus (the layers spread over all), ...
             dtype: auto, bf16, f16, f32.
             cache_dir: where models are kept; default: the user's cache folder.
             progress: called with a stage, steps done and steps in all while fetching.
@@ -149,6 +151,7 @@ class Reader:
         memo = cache_dir / "selftest.json"
         loaded = load_model(folder.path, folder.name, device=device, dtype=dtype, memo=memo)
         loaded.cache_dir = cache_dir
+        loaded.device_options = DeviceOptions(limit_bytes=device_limit_bytes)
         return cls(loaded, MemoryConfig.for_model(loaded.trained_length, **sizes))
 
     def reserve_for(self, questions: list[str], options: AnswerOptions) -> int:
@@ -227,6 +230,7 @@ class Reader:
             self.config,
             trained_length=self.loaded.trained_length,
             whole_tokens=whole_tokens,
+            device=self.loaded.device_options,
             gates=self.gates.weights,
         )
 

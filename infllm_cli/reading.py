@@ -51,6 +51,7 @@ def load_reader(source: Source, console: Console) -> Reader:
         dtype=source.model.dtype.value,
         cache_dir=source.model.cache,
         progress=console.fetching,
+        device_limit_bytes=source.limits.parsed().device,
         **source.sizes.as_dict(),
     )
     tell_plain_form(reader, console)

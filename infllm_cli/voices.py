@@ -65,6 +65,7 @@ def fresh_state(reader: Reader) -> ModelMemory:
         reader.config,
         trained_length=trained,
         whole_tokens=trained,
+        device=reader.loaded.device_options,
     )
 
 

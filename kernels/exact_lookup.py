@@ -12,13 +12,12 @@ importing Triton is slow and not possible everywhere.
 from __future__ import annotations
 
 import functools
-import importlib.util
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-HAS_TRITON = importlib.util.find_spec("triton") is not None
+from .dispatch import kernels_for
 
 # Sizes of the working tiles of the torch form. On a CPU they are to stay in the second-level
 # cache from the matrix product to the sum (2 MB of scores, 1 MB of keys); elsewhere each step is
@@ -52,11 +51,8 @@ def exact_lookup(
     Returns:
         `(lse, peak)`, both `[H_kv, Q, n_blocks]` float32 on the device of `q`.
     """
-    if q.is_cuda and HAS_TRITON:
-        from .exact_lookup_triton import exact_lookup_triton
-
-        return exact_lookup_triton(q, keys, n_blocks, want_lse)
-    return exact_lookup_torch(q, keys, n_blocks, want_lse)
+    arguments = (q, keys, n_blocks, want_lse)
+    return kernels_for(q.device.type).run("exact_lookup", exact_lookup_torch, *arguments)
 
 
 def exact_lookup_torch(

@@ -11,7 +11,7 @@ import platform
 import torch
 from torch import Tensor
 
-from .exact_lookup import CPU_TILE_SCORES, HAS_TRITON, exact_lookup, exact_lookup_torch
+from .exact_lookup import CPU_TILE_SCORES, exact_lookup, exact_lookup_torch
 from .store_codec import FP8, FULL, INT8, Packed, grid_codes, unpack, widen_fp8
 
 # A query is rounded to two digits to the base 128, so that products of integers give its scores as
@@ -38,6 +38,11 @@ def packed_lookup(q: Tensor, packed: Packed) -> tuple[Tensor, Tensor]:
         lse, peak = exact_lookup(q, packed.codes, packed.blocks)
         assert lse is not None
         return lse, peak
+    if q.device.type != "cpu":
+        from .segment_lookup import KeyTable, segment_lookup  # which imports this file
+
+        table = KeyTable.of([(packed.map(Tensor.contiguous), range(packed.blocks))])
+        return segment_lookup(q, [table], packed.blocks)
     assert packed.scale is not None
     folded = q.float() * packed.scale[:, 0]
     if packed.kind == FP8:
@@ -48,11 +53,7 @@ def packed_lookup(q: Tensor, packed: Packed) -> tuple[Tensor, Tensor]:
         return lse, peak
     assert packed.low is not None
     shift = (q.float() * packed.low[:, 0]).sum(dim=-1, keepdim=True)  # of every score of a query
-    if q.is_cuda and HAS_TRITON:
-        codes = packed.codes if packed.kind == INT8 else grid_codes(packed)
-        lse, peak = exact_lookup(folded, codes, packed.blocks)
-        assert lse is not None
-    elif multiplies_integers():
+    if multiplies_integers():
         lse, peak = _scan_integers(folded, packed)
     else:
         return packed_lookup_torch(q, packed)

@@ -33,6 +33,7 @@ from infllm_cli.options import (
     Candidates,
     Chunk,
     Device,
+    DeviceLimit,
     DiskLimit,
     Dtype,
     HostLimit,
@@ -102,6 +103,7 @@ class RoomFlags:
 
     host_limit: HostLimit = None
     disk_limit: DiskLimit = None
+    device_limit: DeviceLimit = None
     save: Save = True
     memory_budget: MemoryBudget = "20GB"
 
@@ -129,6 +131,7 @@ class KeepFlags:
 
     host_limit: HostLimit = None
     disk_limit: DiskLimit = None
+    device_limit: DeviceLimit = None
     memory_budget: MemoryBudget = "20GB"
     allow_drop: AllowDrop = False
 

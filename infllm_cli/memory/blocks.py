@@ -103,7 +103,10 @@ class BlockArena:
         temporary: what is appended now will be forgotten again: it is not worth packing, and what
             was a tail must be one again.
         dropped: how many blocks are given up.
+        reuses_tail: whether the memory of a tail that was packed becomes that of the next one.
     """
+
+    reuses_tail = False
 
     def __init__(
         self,
@@ -248,16 +251,19 @@ class BlockArena:
         parts = list(self.parts())
         found = []
         for head, block in zip(heads.tolist(), blocks.tolist(), strict=True):
-            index = bisect_right(self._starts, block) - 1
-            start, part = (self._starts[index], parts[index]) if index >= 0 else (0, parts[0])
-            if block - start >= part.blocks:  # behind the last segment
-                start, part = self.sealed, parts[-1]
-            at = block - start
-            if part.slots is not None:
-                at = int(part.slots[at])
-                assert at >= 0, "what was dropped is not looked up"
+            part, at = self.locate(block, parts)
+            assert at >= 0, "what was dropped is not looked up"
             found.append((part, head, at))
         return found
+
+    def locate(self, block: int, parts: list[Segment]) -> tuple[Segment, int]:
+        """The one of all `parts` that a block lies in, and its place there; -1: it was dropped."""
+        index = bisect_right(self._starts, block) - 1
+        start, part = (self._starts[index], parts[index]) if index >= 0 else (0, parts[0])
+        if block - start >= part.blocks:  # behind the last segment
+            start, part = self.sealed, parts[-1]
+        at = block - start
+        return part, at if part.slots is None else int(part.slots[at])
 
     def _unpacked(self, found: list[tuple[Packed, int, int]]) -> Tensor:
         """Blocks (head, index) of different parts [m] -> [m, B, d]; all of a kind at once."""
@@ -325,19 +331,25 @@ class BlockArena:
         done = 0
         while done < blocks:
             if self._tail is None:
-                shapes = (self._key_shape, self._value_shape)
-                self._tail = Segment(
-                    *(Packed("full", s[-1], _own_pages(s, self._dtype)) for s in shapes)
-                )
+                self._tail = self._new_tail()
             filled = self.count - self.sealed
             taken = min(blocks - done, self.segment_blocks - filled)
             slots, new = slice(filled, filled + taken), slice(done, done + taken)
-            self._tail.keys.codes[:, slots].copy_(keys[:, new])
-            self._tail.values.codes[:, slots].copy_(values[:, new])
+            self._store(self._tail.keys.codes[:, slots], keys[:, new])
+            self._store(self._tail.values.codes[:, slots], values[:, new])
             self.count += taken
             done += taken
             if filled + taken == self.segment_blocks:
                 self.freeze()
+
+    def _new_tail(self) -> Segment:
+        """Room for a whole segment."""
+        shapes = (self._key_shape, self._value_shape)
+        return Segment(*(Packed("full", s[-1], _own_pages(s, self._dtype)) for s in shapes))
+
+    def _store(self, target: Tensor, source: Tensor) -> None:
+        """Copy blocks into the tail."""
+        target.copy_(source)
 
     def freeze(self) -> None:
         """Make a segment of the tail, however short; what follows begins a new one."""

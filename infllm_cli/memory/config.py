@@ -37,6 +37,11 @@ _OURS = {
 MOST_REPRESENTATIVES = 16
 
 
+# On a GPU, per KV head: slots at least, slots for each block of a step, and how many blocks are
+# fetched before they are asked for.
+GPU_SLOTS, GPU_SLOTS_PER_BLOCK, PREDICTED_BLOCKS = 32, 3, 4
+
+
 @dataclass(frozen=True, slots=True)
 class MemoryConfig:
     """Sizes in tokens or blocks, as the names say, and the choices of the method (see `knobs`).
@@ -116,8 +121,8 @@ class MemoryConfig:
             self.exact_relevance is not Relevance.MASS or self.sharing is not Sharing.PER_KV_HEAD
         ):
             raise UsageError(
-                f"--scan-every is {self.scan_every}; between two scans blocks are chosen by mass "
-                "and per KV head only: leave it out with another --relevance or --sharing."
+                f"--scan-every is {self.scan_every}; between two scans blocks are chosen by "
+                "mass and per KV head only: leave it out with other --relevance and --sharing."
             )
         if self.window_tokens < self.block_tokens:
             raise UsageError(
@@ -129,6 +134,14 @@ class MemoryConfig:
     def most_blocks(self) -> int:
         """Blocks per KV head that any phase may load."""
         return max(self.read_blocks, self.answer_blocks)
+
+    @property
+    def gpu_slots(self) -> int:
+        """Slots per KV head for blocks on a GPU, which is never without: as asked for, but room
+        for a step, for those of the last ones, and for what is predicted.
+        """
+        usual = max(GPU_SLOTS, GPU_SLOTS_PER_BLOCK * self.most_blocks)
+        return max(self.most_blocks + PREDICTED_BLOCKS, self.device_cache_blocks or usual)
 
     @property
     def budget_tokens(self) -> int:

@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
 
+from infllm_cli.kernels.representative_scores import representative_scores
 from infllm_cli.memory import lookup
 from infllm_cli.memory.blocks import BlockArena
 from infllm_cli.memory.config import Lookup, MemoryConfig
 from infllm_cli.memory.device_cache import DeviceCache
 from infllm_cli.memory.knobs import CachePolicy, Policy, Positions, Relevance, RepresentativeRule
-from infllm_cli.memory.representatives import Representatives, running_sum_scores
+from infllm_cli.memory.representatives import Representatives
 from infllm_cli.memory.rotary import Rotary, Table
 from infllm_cli.memory.shortlist import Shortlist
 from infllm_cli.memory.softmax import attend, attend_weights
 from infllm_cli.memory.step import Phase, Step
 from infllm_cli.memory.two_distances import Keys, attend_two_distances
 from infllm_cli.memory.window import Window
+
+if TYPE_CHECKING:
+    from infllm_cli.memory.device_blocks import DeviceBlocks
 
 HOST = torch.device("cpu")
 
@@ -88,7 +92,7 @@ class _Mark:
     copied: Window | None = None
 
 
-def _sum_groups(q: Tensor, kv_heads: int) -> Tensor:
+def sum_groups(q: Tensor, kv_heads: int) -> Tensor:
     """Queries [H, L, d] summed over the heads that share a KV head -> [H_kv, L, d] float32.
 
     A few additions of whole tensors: a reduction over so short a dimension is slower.
@@ -108,6 +112,8 @@ class LayerMemory:
     the trained length altogether; past it the memory turns to tiers.
     """
 
+    own_slots = False  # whether the blocks on the device are the subclass's affair
+
     def __init__(
         self,
         geometry: LayerGeometry,
@@ -123,11 +129,12 @@ class LayerMemory:
         # Tokens that the question holds back in the window may fill what the model was trained on.
         self.most_tokens = max(trained_length or config.context_tokens, config.context_tokens)
         rule = config.representative_rule
+        lead = config.sink_tokens + config.most_blocks * config.block_tokens
         self.window = Window(
             g.kv_heads,
             g.head_dim,
             g.value_dim,
-            lead=config.sink_tokens + config.most_blocks * config.block_tokens,
+            lead=0 if self.own_slots else lead,
             dtype=g.dtype,
             device=g.device,
             keep_raw=True,
@@ -151,8 +158,8 @@ class LayerMemory:
             rule,
             keep_each=config.representatives_relevance is not Relevance.SUM,
         )
-        self.cache: DeviceCache | None = None
-        if config.device_cache_blocks:
+        self.cache: DeviceCache | DeviceBlocks | None = None
+        if config.device_cache_blocks and not self.own_slots:
             shape = (g.kv_heads, config.block_tokens, g.head_dim, g.value_dim)
             self.cache = DeviceCache(
                 config.device_cache_blocks, config.device_cache_policy, shape, g.dtype, g.device
@@ -177,7 +184,7 @@ class LayerMemory:
         rotated, own = g.rotary.rotate(torch.cat([q, k]), table).split([g.heads, g.kv_heads])
         queries = None
         if self.window.query_sums is not None:
-            queries = _sum_groups(rotated, g.kv_heads)
+            queries = sum_groups(rotated, g.kv_heads)
         self.window.push(k, own, v, queries)
         blocks = self._lookup(q, step)
         lead = self._place(blocks, step)
@@ -323,6 +330,8 @@ class LayerMemory:
     def _fetch(self, blocks: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values [H_kv, n * B, d] of blocks [H_kv, n]."""
         if self.cache is not None:
+            assert isinstance(self.cache, DeviceCache)
+            self.cache.follow(self.arena.sealed)
             return self.cache.fetch(blocks, self.arena.gather)
         return self.arena.gather(blocks)
 
@@ -439,7 +448,7 @@ class LayerMemory:
         if followers <= 0:
             return rotated.float().square().sum(dim=-1)
         prefix = window.query_sums[:, window.first : window.last]
-        return running_sum_scores(prefix, rotated, followers)
+        return representative_scores(prefix, rotated, followers)
 
     def stretch(self, first: int, last: int) -> tuple[Tensor, Tensor]:
         """Un-rotated keys and values [H_kv, last - first, d] of positions, wherever held."""

@@ -78,6 +78,14 @@ def exact(
     them; the mass of a block is summed over the queries of its KV head. It is what blocks are
     chosen by, unless `relevance` is another one.
     """
+    found, mass = exact_relevance(q, arena, scaling, relevance)
+    return top_blocks(shared(found, sharing), blocks), mass
+
+
+def exact_relevance(
+    q: Tensor, arena: BlockArena, scaling: float, relevance: Relevance
+) -> tuple[Tensor, Tensor]:
+    """What blocks are chosen by, [H_kv, N], and their mass [H_kv, N]; see `exact`."""
     folded = fold(q, arena.kv_heads, scaling)
     parts = list(arena.parts())
     if all(_is_plain(part) for part in parts):
@@ -92,7 +100,7 @@ def exact(
         found = peak.sum(dim=1)
     else:
         found = _score_sums(folded, arena)
-    return top_blocks(shared(found, sharing), blocks), mass
+    return found, mass
 
 
 def _score_sums(folded: Tensor, arena: BlockArena) -> Tensor:
