@@ -13,6 +13,7 @@ from infllm_cli.errors import UsageError
 from infllm_cli.identity import key_facts
 from infllm_cli.memory import shortlist
 from infllm_cli.memory.config import MemoryConfig
+from infllm_cli.memory.knobs import Relevance, Sharing
 from infllm_cli.memory.shortlist import Shortlist
 from infllm_cli.memory.step import Phase
 
@@ -97,3 +98,9 @@ def test_how_often_is_no_matter_of_what_was_read(tmp_path):
 def test_less_than_every_token_is_refused():
     with pytest.raises(UsageError, match="--scan-every is 0"):
         MemoryConfig(scan_every=0)
+
+
+@pytest.mark.parametrize("other", [{"relevance": Relevance.MAX}, {"sharing": Sharing.PER_LAYER}])
+def test_other_rankings_are_scanned_at_every_token(other):
+    with pytest.raises(UsageError, match="--scan-every is 4"):
+        MemoryConfig(scan_every=4, **other)
