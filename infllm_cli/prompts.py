@@ -61,6 +61,20 @@ class Prompt:
         """Ids [n] of the question alone."""
         return self.plain_ids(QUESTION + question.strip())
 
+    def prefill_ids(self, prefill: str) -> np.ndarray:
+        """Ids [n] of what an answer is made to begin with."""
+        text = prefill.strip()
+        if not text:
+            return np.zeros(0, dtype=np.int64)
+        # Behind a turn's opening stands no space, behind "Answer:" there is one.
+        return self.plain_ids(text if self.is_chat else f" {text}")
+
+    def around_tokens(self, question: str, prefill: str = "") -> int:
+        """Tokens of a context whose document is left out, up to the answer's first own token."""
+        parts = (self.prefix, self.turn, self.task_ids(), self.closing)
+        asked = (self.question_ids(question), self.prefill_ids(prefill))
+        return sum(map(len, (*parts, *asked)))
+
 
 def build_prompt(tokenizer: Any, generation_config: Any) -> Prompt:
     """Take a transformers tokenizer's chat template apart.

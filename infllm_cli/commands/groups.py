@@ -17,23 +17,32 @@ from infllm_cli.options import (
     Cache,
     Candidates,
     Chunk,
+    Depths,
     Device,
     DiskLimit,
     Dtype,
+    EvalAnswering,
+    HeatmapFiles,
     HostLimit,
+    Lengths,
+    LimitSeconds,
     MaxTokens,
     MemoryBudget,
     Model,
+    Policies,
     Precision,
     Quote,
     QuoteChoice,
     ReadBlocks,
     RereadTokens,
+    ResultsFile,
+    Samples,
     Save,
     Seed,
     Sinks,
     Store,
     StoreChoice,
+    TaskSeed,
     Temperature,
     TopP,
     Window,
@@ -78,6 +87,39 @@ class RecallFlags:
 
     reread_tokens: RereadTokens = 480
     candidates: Candidates = 128
+
+
+@dataclass(frozen=True)
+class GridFlags:
+    """What `infllm eval` measures, and where the results go."""
+
+    lengths: Lengths = "4k,8k"
+    depths: Depths = 5
+    policies: Policies = "infllm"
+    samples: Samples = 1
+    seed: TaskSeed = 0
+    answering: EvalAnswering = AnsweringChoice.MEMORY
+    limit_seconds: LimitSeconds = None
+    output: ResultsFile = None
+    heatmap: HeatmapFiles = None
+
+
+@dataclass(frozen=True)
+class SpaceFlags:
+    """What may be taken of RAM and disk by a memory that is not kept."""
+
+    host_limit: HostLimit = None
+    disk_limit: DiskLimit = None
+
+    def parsed(self) -> Limits:
+        """In bytes.
+
+        Raises:
+            UsageError: what is no size, by its flag.
+        """
+        from infllm_cli.limits import DEFAULT_BUDGET, parse_limits
+
+        return parse_limits(self.host_limit, self.disk_limit, DEFAULT_BUDGET, save=False)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,282 @@
+"""`infllm eval TASK`: documents made for measuring, and questions whose answers are known."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from infllm_cli.commands.groups import (
+    GridFlags,
+    ModelFlags,
+    RecallFlags,
+    SizeFlags,
+    SpaceFlags,
+    grouped,
+)
+from infllm_cli.commands.shared import open_started
+from infllm_cli.interrupts import clean_end
+from infllm_cli.options import EXIT_CODES, Json, Quiet
+
+if TYPE_CHECKING:
+    from infllm_cli.evaluate.tasks.base import Task
+
+DocumentFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--document",
+        metavar="FILE",
+        help="The text that things are hidden in; repeated where it is too short.",
+        show_default="the sample story",
+        dir_okay=False,
+    ),
+]
+
+
+@grouped
+def passkey(
+    context: typer.Context,
+    grid: GridFlags = GridFlags(),  # noqa: B008  frozen; `grouped` takes it apart
+    model: ModelFlags = ModelFlags(),  # noqa: B008
+    as_json: Json = False,
+    quiet: Quiet = False,
+    recall: RecallFlags = RecallFlags(),  # noqa: B008
+    space: SpaceFlags = SpaceFlags(),  # noqa: B008
+    sizes: SizeFlags = SizeFlags(),  # noqa: B008
+) -> None:
+    """A five-digit key in repeated filler (InfiniteBench)."""
+
+    def tasks() -> Sequence[Task]:
+        from infllm_cli.evaluate.tasks import filler
+
+        return [filler.passkey()]
+
+    _run(context, tasks, grid, model, recall, space, sizes, as_json, quiet)
+
+
+@grouped
+def number(
+    context: typer.Context,
+    grid: GridFlags = GridFlags(),  # noqa: B008
+    model: ModelFlags = ModelFlags(),  # noqa: B008
+    as_json: Json = False,
+    quiet: Quiet = False,
+    recall: RecallFlags = RecallFlags(),  # noqa: B008
+    space: SpaceFlags = SpaceFlags(),  # noqa: B008
+    sizes: SizeFlags = SizeFlags(),  # noqa: B008
+) -> None:
+    """Ten digits, half of them repeated, in repeated filler (InfiniteBench)."""
+
+    def tasks() -> Sequence[Task]:
+        from infllm_cli.evaluate.tasks import filler
+
+        return [filler.number()]
+
+    _run(context, tasks, grid, model, recall, space, sizes, as_json, quiet)
+
+
+@grouped
+def kv(
+    context: typer.Context,
+    prompts: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--prompt",
+            metavar="NAME",
+            help="official: the key behind the object; key-first: before it, too, which needs a "
+            "reading for each depth. May be repeated.",
+            show_default="official",
+        ),
+    ] = None,
+    grid: GridFlags = GridFlags(),  # noqa: B008
+    model: ModelFlags = ModelFlags(),  # noqa: B008
+    as_json: Json = False,
+    quiet: Quiet = False,
+    recall: RecallFlags = RecallFlags(),  # noqa: B008
+    space: SpaceFlags = SpaceFlags(),  # noqa: B008
+    sizes: SizeFlags = SizeFlags(),  # noqa: B008
+) -> None:
+    """The value of a key in a JSON object of UUIDs (Lost in the Middle, InfiniteBench)."""
+
+    def tasks() -> Sequence[Task]:
+        from infllm_cli.evaluate.flags import check_names
+        from infllm_cli.evaluate.tasks.kv import OFFICIAL, PROMPTS
+        from infllm_cli.evaluate.tasks.kv import kv as task
+
+        return [task(name) for name in check_names("--prompt", prompts or [OFFICIAL], PROMPTS)]
+
+    _run(context, tasks, grid, model, recall, space, sizes, as_json, quiet)
+
+
+@grouped
+def needle(
+    context: typer.Context,
+    document: DocumentFile = None,
+    wording: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME",
+            help="varied: each needle says something else; magic: the special magic number of a "
+            "city, the published wording.",
+        ),
+    ] = "varied",
+    apart: Annotated[
+        bool,
+        typer.Option(
+            "--apart", help="A document for each depth, as published, instead of one for all."
+        ),
+    ] = False,
+    grid: GridFlags = GridFlags(),  # noqa: B008
+    model: ModelFlags = ModelFlags(),  # noqa: B008
+    as_json: Json = False,
+    quiet: Quiet = False,
+    recall: RecallFlags = RecallFlags(),  # noqa: B008
+    space: SpaceFlags = SpaceFlags(),  # noqa: B008
+    sizes: SizeFlags = SizeFlags(),  # noqa: B008
+) -> None:
+    """A sentence hidden in a document, at every depth (Kamradt)."""
+
+    def tasks() -> Sequence[Task]:
+        from infllm_cli.evaluate.flags import check_names
+        from infllm_cli.evaluate.tasks.haystack import Haystack
+        from infllm_cli.evaluate.tasks.needle import WORDINGS
+        from infllm_cli.evaluate.tasks.needle import needle as task
+
+        (name,) = check_names("--wording", [wording], WORDINGS)
+        return [task(Haystack.load(document), name, apart=apart)]
+
+    _run(context, tasks, grid, model, recall, space, sizes, as_json, quiet)
+
+
+@grouped
+def ruler(
+    context: typer.Context,
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[NAME]...",
+            help="niah_single_1 to _3, niah_multikey_1 to _3, niah_multivalue, niah_multiquery, "
+            "vt, cwe, fwe.",
+            show_default="all",
+        ),
+    ] = None,
+    document: DocumentFile = None,
+    grid: GridFlags = GridFlags(),  # noqa: B008
+    model: ModelFlags = ModelFlags(),  # noqa: B008
+    as_json: Json = False,
+    quiet: Quiet = False,
+    recall: RecallFlags = RecallFlags(),  # noqa: B008
+    space: SpaceFlags = SpaceFlags(),  # noqa: B008
+    sizes: SizeFlags = SizeFlags(),  # noqa: B008
+) -> None:
+    """Needles of eight kinds, variables, common and frequent words (RULER)."""
+
+    def tasks() -> Sequence[Task]:
+        from infllm_cli.evaluate.flags import check_names
+        from infllm_cli.evaluate.tasks.ruler import NAMES
+        from infllm_cli.evaluate.tasks.ruler import ruler as family
+
+        return family(check_names("ruler", names or NAMES, NAMES), document)
+
+    _run(context, tasks, grid, model, recall, space, sizes, as_json, quiet)
+
+
+@grouped
+def lines(
+    context: typer.Context,
+    grid: GridFlags = GridFlags(),  # noqa: B008
+    model: ModelFlags = ModelFlags(),  # noqa: B008
+    as_json: Json = False,
+    quiet: Quiet = False,
+    recall: RecallFlags = RecallFlags(),  # noqa: B008
+    space: SpaceFlags = SpaceFlags(),  # noqa: B008
+    sizes: SizeFlags = SizeFlags(),  # noqa: B008
+) -> None:
+    """The content of a named line in a record (LongEval)."""
+
+    def tasks() -> Sequence[Task]:
+        from infllm_cli.evaluate.tasks import lines as module
+
+        return [module.lines()]
+
+    _run(context, tasks, grid, model, recall, space, sizes, as_json, quiet)
+
+
+@grouped
+def order(
+    context: typer.Context,
+    document: DocumentFile = None,
+    segment_words: Annotated[
+        int, typer.Option(metavar="N", help="Words of a passage: 20 or 50.")
+    ] = 50,
+    grid: GridFlags = GridFlags(),  # noqa: B008
+    model: ModelFlags = ModelFlags(),  # noqa: B008
+    as_json: Json = False,
+    quiet: Quiet = False,
+    recall: RecallFlags = RecallFlags(),  # noqa: B008
+    space: SpaceFlags = SpaceFlags(),  # noqa: B008
+    sizes: SizeFlags = SizeFlags(),  # noqa: B008
+) -> None:
+    """Which of two passages came first (SORT); --samples pairs, guessing scores one half."""
+
+    def tasks() -> Sequence[Task]:
+        from infllm_cli.evaluate.flags import check_names
+        from infllm_cli.evaluate.tasks import order as module
+        from infllm_cli.evaluate.tasks.haystack import Haystack
+
+        sizes_known = [str(words) for words in module.SEGMENT_WORDS]
+        check_names("--segment-words", [str(segment_words)], sizes_known)
+        return [module.order(Haystack.load(document), segment_words)]
+
+    _run(context, tasks, grid, model, recall, space, sizes, as_json, quiet)
+
+
+def _run(
+    context: typer.Context,
+    tasks: Callable[[], Sequence[Task]],
+    grid: GridFlags,
+    model: ModelFlags,
+    recall: RecallFlags,
+    space: SpaceFlags,
+    sizes: SizeFlags,
+    as_json: bool,
+    quiet: bool,
+) -> None:
+    """Measure; what a flag says wrongly is told before the model is loaded."""
+    console = open_started(context, quiet=quiet)
+    with clean_end(console):
+        wanted = tasks()
+        from infllm_cli.evaluate.measure import measure
+
+        measure(
+            wanted,
+            grid,
+            model,
+            recall,
+            space,
+            sizes,
+            as_json=as_json,
+            console=console,
+            out=sys.stdout,
+        )
+
+
+EXAMPLES = {
+    passkey: "infllm eval passkey --lengths 4k,8k --depths 5 -o results.jsonl",
+    number: "infllm eval number --lengths 8k,32k --depths 11",
+    kv: "infllm eval kv --lengths 4k --prompt official --prompt key-first",
+    needle: "infllm eval needle --document novel.txt --lengths 8k,32k,128k --heatmap map.svg",
+    ruler: "infllm eval ruler niah_multikey_2 vt --lengths 8k --samples 5",
+    lines: "infllm eval lines --lengths 4k,8k --depths 11",
+    order: "infllm eval order --document novel.txt --lengths 32k --samples 40",
+}
+
+
+def add_to(group: typer.Typer) -> None:
+    """Add the tasks to `infllm eval`."""
+    for command, example in EXAMPLES.items():
+        about = f"{command.__doc__}\n\n\b\nExample:\n  {example}\n"
+        group.command(command.__name__, help=about, epilog=EXIT_CODES)(command)
