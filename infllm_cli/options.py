@@ -64,6 +64,13 @@ class QuoteChoice(str, enum.Enum):
     NEVER = "never"
 
 
+class FormChoice(str, enum.Enum):
+    """Choices of `eval --form`."""
+
+    PUBLISHED = "published"
+    ASK = "ask"
+
+
 class WayChoice(str, enum.Enum):
     """Choices of `eval questions --answering`."""
 
@@ -127,6 +134,9 @@ Precision = Annotated[
 ]
 Encoding = Annotated[str | None, typer.Option(help="Of the document.", show_default="found out")]
 Json = Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")]
+JsonLines = Annotated[
+    bool, typer.Option("--json", help="The results as lines of JSON on standard output.")
+]
 Stats = Annotated[
     bool, typer.Option("--stats", envvar="INFLLM_STATS", help="Keep the row of every step.")
 ]
@@ -345,6 +355,14 @@ EvalAnswering = Annotated[
     AnsweringChoice,
     typer.Option(
         help="memory: what the policy holds, alone; both, passages: as of `infllm ask`.",
+        rich_help_panel=GRID,
+    ),
+]
+FormOption = Annotated[
+    FormChoice,
+    typer.Option(
+        help="published: document and question in one message, in the benchmark's words alone; "
+        "ask: as `infllm ask` puts them.",
         rich_help_panel=GRID,
     ),
 ]

@@ -19,7 +19,7 @@ from infllm_cli.commands.groups import (
 )
 from infllm_cli.commands.shared import open_started
 from infllm_cli.interrupts import clean_end
-from infllm_cli.options import EXIT_CODES, Json, Quiet
+from infllm_cli.options import EXIT_CODES, JsonLines, Quiet
 
 if TYPE_CHECKING:
     from infllm_cli.evaluate.tasks.base import Task
@@ -41,7 +41,7 @@ def passkey(
     context: typer.Context,
     grid: GridFlags = GridFlags(),  # noqa: B008  frozen; `grouped` takes it apart
     model: ModelFlags = ModelFlags(),  # noqa: B008
-    as_json: Json = False,
+    as_json: JsonLines = False,
     quiet: Quiet = False,
     recall: RecallFlags = RecallFlags(),  # noqa: B008
     space: SpaceFlags = SpaceFlags(),  # noqa: B008
@@ -62,7 +62,7 @@ def number(
     context: typer.Context,
     grid: GridFlags = GridFlags(),  # noqa: B008
     model: ModelFlags = ModelFlags(),  # noqa: B008
-    as_json: Json = False,
+    as_json: JsonLines = False,
     quiet: Quiet = False,
     recall: RecallFlags = RecallFlags(),  # noqa: B008
     space: SpaceFlags = SpaceFlags(),  # noqa: B008
@@ -93,7 +93,7 @@ def kv(
     ] = None,
     grid: GridFlags = GridFlags(),  # noqa: B008
     model: ModelFlags = ModelFlags(),  # noqa: B008
-    as_json: Json = False,
+    as_json: JsonLines = False,
     quiet: Quiet = False,
     recall: RecallFlags = RecallFlags(),  # noqa: B008
     space: SpaceFlags = SpaceFlags(),  # noqa: B008
@@ -131,7 +131,7 @@ def needle(
     ] = False,
     grid: GridFlags = GridFlags(),  # noqa: B008
     model: ModelFlags = ModelFlags(),  # noqa: B008
-    as_json: Json = False,
+    as_json: JsonLines = False,
     quiet: Quiet = False,
     recall: RecallFlags = RecallFlags(),  # noqa: B008
     space: SpaceFlags = SpaceFlags(),  # noqa: B008
@@ -166,7 +166,7 @@ def ruler(
     document: DocumentFile = None,
     grid: GridFlags = GridFlags(),  # noqa: B008
     model: ModelFlags = ModelFlags(),  # noqa: B008
-    as_json: Json = False,
+    as_json: JsonLines = False,
     quiet: Quiet = False,
     recall: RecallFlags = RecallFlags(),  # noqa: B008
     space: SpaceFlags = SpaceFlags(),  # noqa: B008
@@ -189,7 +189,7 @@ def lines(
     context: typer.Context,
     grid: GridFlags = GridFlags(),  # noqa: B008
     model: ModelFlags = ModelFlags(),  # noqa: B008
-    as_json: Json = False,
+    as_json: JsonLines = False,
     quiet: Quiet = False,
     recall: RecallFlags = RecallFlags(),  # noqa: B008
     space: SpaceFlags = SpaceFlags(),  # noqa: B008
@@ -214,7 +214,7 @@ def order(
     ] = 50,
     grid: GridFlags = GridFlags(),  # noqa: B008
     model: ModelFlags = ModelFlags(),  # noqa: B008
-    as_json: Json = False,
+    as_json: JsonLines = False,
     quiet: Quiet = False,
     recall: RecallFlags = RecallFlags(),  # noqa: B008
     space: SpaceFlags = SpaceFlags(),  # noqa: B008

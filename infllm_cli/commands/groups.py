@@ -22,6 +22,8 @@ from infllm_cli.options import (
     DiskLimit,
     Dtype,
     EvalAnswering,
+    FormChoice,
+    FormOption,
     HeatmapFiles,
     HostLimit,
     Lengths,
@@ -99,6 +101,7 @@ class GridFlags:
     samples: Samples = 1
     seed: TaskSeed = 0
     answering: EvalAnswering = AnsweringChoice.MEMORY
+    form: FormOption = FormChoice.PUBLISHED
     limit_seconds: LimitSeconds = None
     output: ResultsFile = None
     heatmap: HeatmapFiles = None

@@ -19,7 +19,7 @@ _SCALE: tuple[Colour, ...] = (
 CELL_WIDTH, CELL_HEIGHT = 62, 26
 LEAST_PANEL = 4  # columns that a panel has room for at least, so that its title fits
 MARGIN, GAP = 24, 36
-TITLE_HEIGHT, PANEL_HEAD, PANEL_FOOT = 58, 30, 46
+TITLE_HEIGHT, PANEL_HEAD, PANEL_FOOT = 58, 42, 50
 LEGEND_HEIGHT = 48
 MOST_ACROSS = 3  # panels side by side
 LETTER = 6.6  # pixels, about, of the labels' letters
@@ -75,7 +75,6 @@ class Label:
 
     Attributes:
         anchor: "start", "middle" or "end".
-        turned: it runs upwards.
     """
 
     x: float
@@ -85,7 +84,6 @@ class Label:
     anchor: str = "start"
     bold: bool = False
     dim: bool = False
-    turned: bool = False
     colour: Colour | None = None
 
 
@@ -149,17 +147,15 @@ def lay_out(sheet: Sheet) -> Drawing:
 def _left(panel: Panel) -> int:
     """Room for a panel's row labels."""
     longest = max(len(label) for label in panel.rows)
-    return int(longest * LETTER) + 12 + (20 if panel.row_name else 0)
+    return int(max(longest, len(panel.row_name)) * LETTER) + 12
 
 
 def _panel(panel: Panel, x: float, y: float, left: int) -> list[Box | Label]:
-    marks: list[Box | Label] = [Label(x, y + 12, panel.title, size=13, bold=True)]
+    marks: list[Box | Label] = [Label(x, y + 10, panel.title, size=13, bold=True)]
     top = y + PANEL_HEAD
     tall = CELL_HEIGHT * len(panel.rows)
     if panel.row_name:
-        marks.append(
-            Label(x + 8, top + tall / 2, panel.row_name, 11, "middle", dim=True, turned=True)
-        )
+        marks.append(Label(x + left - 6, top - 9, panel.row_name, 11, "end", dim=True))
     for row, (name, shares) in enumerate(zip(panel.rows, panel.shares, strict=True)):
         middle = top + CELL_HEIGHT * (row + 0.5)
         marks.append(Label(x + left - 6, middle, name, anchor="end"))

@@ -84,8 +84,6 @@ def _label(label: Label) -> str:
     style = f' style="fill:{_hex(label.colour)}"' if label.colour is not None else ""
     style += ' font-weight="600"' if label.bold else ""
     style += ' class="dim"' if label.dim else ""
-    if label.turned:
-        style += f' transform="rotate(-90 {label.x:.1f} {label.y:.1f})"'
     # The middle of small letters and digits lies about a third of the size above the baseline.
     return (
         f'<text x="{label.x:.1f}" y="{label.y + 0.35 * label.size:.1f}" '
@@ -119,14 +117,5 @@ def _png(drawing: Drawing, path: Path) -> None:
         ink = mark.colour or (DIM if mark.dim else TEXT)
         place = (scale * mark.x, scale * mark.y)
         bold = scale * 0.35 if mark.bold else 0  # the built-in font has one weight
-        if not mark.turned:
-            pen.text(place, mark.text, fill=ink, font=font, anchor=anchor, stroke_width=bold)
-            continue
-        wide, tall = round(font.getlength(mark.text)) + 4, mark.size * scale * 2
-        strip = Image.new("RGB", (wide, tall), PAPER)
-        ImageDraw.Draw(strip).text(
-            (wide / 2, tall / 2), mark.text, fill=ink, font=font, anchor="mm"
-        )
-        turned = strip.rotate(90, expand=True)
-        image.paste(turned, (round(place[0] - tall / 2), round(place[1] - wide / 2)))
+        pen.text(place, mark.text, fill=ink, font=font, anchor=anchor, stroke_width=bold)
     image.save(path)

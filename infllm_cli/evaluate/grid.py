@@ -6,6 +6,7 @@ A document is built once for all policies, read once by each, and asked all of i
 from __future__ import annotations
 
 import contextlib
+import enum
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -26,6 +27,7 @@ from infllm_cli.keeping import Keeper
 from infllm_cli.limits import Limits, disk_room, memories_folder
 from infllm_cli.memory.config import MemoryConfig, Policy
 from infllm_cli.models.loading import LoadedModel
+from infllm_cli.prompts import QUESTION
 from infllm_cli.reader import Memory, Reader
 from infllm_cli.sampling import Answering, AnswerOptions
 from infllm_cli.shelf import Shelf
@@ -51,6 +53,13 @@ class Deadline:
             raise TimeIsUp
 
 
+class Form(enum.Enum):
+    """How a document and its question become a prompt."""
+
+    PUBLISHED = "published"  # one message, with the benchmark's words alone
+    ASK = "ask"  # as `infllm ask` does: the document is a turn of its own
+
+
 @dataclass(frozen=True)
 class Grid:
     """What is to be measured."""
@@ -62,6 +71,7 @@ class Grid:
     samples: int
     seed: int
     options: AnswerOptions  # their longest answer, and what it begins with, are the tasks'
+    form: Form = Form.PUBLISHED
     sizes: dict[str, Any] = field(default_factory=dict)
 
 
@@ -108,6 +118,9 @@ class Runner:
             )
             for policy in grid.policies
         }
+        if grid.form is Form.PUBLISHED:
+            for reader in self.readers.values():
+                reader.prompt = reader.prompt.in_one_turn()
         self.fitting = Fitting(next(iter(self.readers.values())).prompt)
         self.failed: list[Row] = []
         self.cells: list[str] = []
@@ -179,7 +192,10 @@ class Runner:
                         f"{len(wanted.missing)}"
                     )
                     probe = case.probes[index]
-                    answer = reader.ask(memory, probe.question, self._options(wanted.task, probe))
+                    asked = probe.question
+                    if self.grid.form is Form.ASK:  # which begins with the same word
+                        asked = asked.removeprefix(QUESTION)
+                    answer = reader.ask(memory, asked, self._options(wanted.task, probe))
                     self._add(wanted, index, key, memory, probe, answer)
         except (CapacityError, torch.OutOfMemoryError, MemoryError) as error:
             self._fail(wanted, case, str(error) or type(error).__name__)
@@ -212,6 +228,7 @@ class Runner:
             "dtype": str(self.loaded.dtype).removeprefix("torch."),
             "device": self.loaded.device.type,
             "seed": self.grid.seed,
+            "form": self.grid.form.value,
             "answering": options.answering.value,
             "max_tokens": task.max_tokens,
             "reread_tokens": options.reread_tokens,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from infllm_cli.evaluate import chart_files
 from infllm_cli.evaluate.flags import at_least, parse_lengths, parse_names
-from infllm_cli.evaluate.grid import Deadline, Grid, Runner, TimeIsUp
+from infllm_cli.evaluate.grid import Deadline, Form, Grid, Runner, TimeIsUp
 from infllm_cli.evaluate.pictures import sheet_of
 from infllm_cli.evaluate.results import Results
 from infllm_cli.evaluate.tables import grid_table
@@ -89,6 +89,7 @@ def grid_of(tasks: Sequence[Task], flags: GridFlags, recall: RecallFlags, sizes:
             candidates=recall.candidates,
             quote=Quoting.NEVER,  # it is the model's own words that are scored
         ),
+        form=Form(flags.form.value),
         sizes=sizes.as_dict(),
     )
 

@@ -34,7 +34,7 @@ def _depths(title: str, rows: Sequence[Row]) -> list[Panel]:
                 [f"{100 * depth:.0f} %" for depth in depths],
                 [short_length(length) for length in lengths],
                 shares,
-                "depth in the document",
+                "depth",
                 "length in tokens",
             )
         )
@@ -67,9 +67,10 @@ def _caption(rows: Sequence[Row]) -> str:
     settings = rows[0]["settings"]
     memory = settings["memory"]
     samples = len({row["sample"] for row in rows})
-    return (
+    parts = [
         f"sinks {memory['sink_tokens']}, window {memory['window_tokens']:,}, "
-        f"{memory['answer_blocks']} blocks of {memory['block_tokens']}; answering "
-        f"{settings['answering']}; {samples} sample{'s' if samples > 1 else ''}, "
-        f"seed {settings['seed']}"
-    )
+        f"{memory['answer_blocks']} blocks of {memory['block_tokens']}",
+        f"answering {settings['answering']}, form {settings['form']}",
+        f"{samples} sample{'s' if samples > 1 else ''}, seed {settings['seed']}",
+    ]
+    return "; ".join(parts)

@@ -24,7 +24,7 @@ from infllm_cli.evaluate.tasks.vocabulary import words
 VT_INSTRUCTION = (
     "Memorize and track the chain(s) of variable assignment hidden in the following text.\n\n"
 )
-VT_QUESTION = "Find all variables that are assigned the value {value} in the text above."
+VT_QUESTION = "Question: Find all variables that are assigned the value {value} in the text above."
 VT_PREFILL = (
     "Answer: According to the chain(s) of variable assignment in the text above, {count} variables "
     "are assgined the value {value}, they are:"  # as RULER spells it
@@ -89,7 +89,7 @@ def _vt_example(dice: Random, unlike: str) -> str:
     text = _among_filler(VT_EXAMPLE_UNITS, chain, places)
     question = VT_QUESTION.format(value=value)
     prefill = VT_PREFILL.format(count=HOPS + 1, value=value)
-    return f"{VT_INSTRUCTION}{text}\nQuestion: {question} {prefill} {' '.join(names)}\n\n"
+    return f"{VT_INSTRUCTION}{text}\n{question} {prefill} {' '.join(names)}\n\n"
 
 
 # -- common words -----------------------------------------------------------------------------
@@ -98,7 +98,7 @@ CWE_INSTRUCTION = (
     "Below is a numbered list of words. In these words, some appear more often than others. "
     "Memorize the ones that appear most often.\n"
 )
-CWE_QUESTION = "What are the 10 most common words in the above list?"
+CWE_QUESTION = "Question: What are the 10 most common words in the above list?"
 CWE_PREFILL = "Answer: The top 10 words that appear most often in the list are:"
 COMMON = 10
 CWE_MAX_TOKENS = 120
@@ -147,7 +147,7 @@ def _cwe_example(dice: Random, *, short: bool) -> str:
     units, often, seldom = (10, 3, 1) if short else (30, 10, 3)
     answer = " ".join(f"{number}. {word}" for number, word in enumerate(drawn[:COMMON], 1))
     listed = _listed(drawn, units, often, seldom, dice)
-    return f"{CWE_INSTRUCTION}{listed}\nQuestion: {CWE_QUESTION} {CWE_PREFILL} {answer}\n"
+    return f"{CWE_INSTRUCTION}{listed}\n{CWE_QUESTION} {CWE_PREFILL} {answer}\n"
 
 
 # -- frequent words ---------------------------------------------------------------------------
@@ -157,8 +157,8 @@ FWE_INSTRUCTION = (
     "frequently appeared coded words. "
 )
 FWE_QUESTION = (
-    "Do not provide any explanation. Please ignore the dots '....'. What are the three most "
-    "frequently appeared words in the above coded text?"
+    "Question: Do not provide any explanation. Please ignore the dots '....'. What are the three "
+    "most frequently appeared words in the above coded text?"
 )
 FWE_PREFILL = (
     "Answer: According to the coded text above, the three most frequently appeared words are:"
