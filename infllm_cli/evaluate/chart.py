@@ -167,7 +167,7 @@ def _panel(panel: Panel, x: float, y: float, left: int) -> list[Box | Label]:
                 Box(at, top + CELL_HEIGHT * row, CELL_WIDTH - 1, CELL_HEIGHT - 1, colour, told)
             )
             ink = None if colour is None else ink_on(colour)
-            text = "–" if share is None else f"{100 * share:.0f}"
+            text = "-" if share is None else f"{100 * share:.0f}"
             marks.append(
                 Label(at + (CELL_WIDTH - 1) / 2, middle - 0.5, text, anchor="middle", colour=ink)
             )
