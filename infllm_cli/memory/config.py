@@ -7,35 +7,40 @@ from dataclasses import dataclass, fields, replace
 
 from infllm_cli.errors import UsageError
 from infllm_cli.memory.codecs import Codec
+from infllm_cli.memory.knobs import (
+    CachePolicy,
+    InfiniUpdate,
+    Lookup,
+    Policy,
+    Positions,
+    Relevance,
+    RepresentativeRule,
+    Sharing,
+)
 
-
-class Lookup(enum.Enum):
-    """How a step finds the blocks that join its attention."""
-
-    REPRESENTATIVES = "representatives"  # a few keys stand for their block: cheap, approximate
-    EXACT = "exact"  # every stored key is scored
-
-
-class Policy(enum.Enum):
-    """What a layer keeps of its past, and what a step attends of it."""
-
-    INFLLM = "infllm"  # all blocks in host memory, exact lookup while answering
-    INFLLM_PAPER = "infllm-paper"  # InfLLM as published, arXiv 2402.04617
-    DENSE = "dense"  # everything, everything
-    STREAMING_LLM = "streaming-llm"  # sinks and window, consecutive positions; arXiv 2309.17453
-    LM_INFINITE = "lm-infinite"  # sinks and window, distances capped; arXiv 2308.16137
-    H2O = "h2o"  # sinks, window and heavy hitters, a fixed budget; arXiv 2306.14048
-    INFINI = "infini"  # a window and a compressive memory; arXiv 2404.07143
-
-    @property
-    def has_blocks(self) -> bool:
-        """Whether layers keep their past in blocks, which can be looked up and saved."""
-        return self in (Policy.INFLLM, Policy.INFLLM_PAPER)
+# What a policy does where nothing else is said. Fields that are None are filled in from here.
+_PAPER = {
+    "read_lookup": Lookup.REPRESENTATIVES,
+    "answer_lookup": Lookup.REPRESENTATIVES,
+    "representative_rule": RepresentativeRule.ATTENTION,
+    "sharing": Sharing.PER_LAYER,
+    "positions": Positions.SAME_DISTANCE,
+}
+_OURS = {
+    "read_lookup": Lookup.REPRESENTATIVES,
+    "answer_lookup": Lookup.EXACT,
+    "representative_rule": RepresentativeRule.DOT,
+    "sharing": Sharing.PER_KV_HEAD,
+    "positions": Positions.CONSECUTIVE,
+}
+MOST_REPRESENTATIVES = 16
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryConfig:
-    """Sizes in tokens or blocks, as the names say.
+    """Sizes in tokens or blocks, as the names say, and the choices of the method (see `knobs`).
+
+    What is None becomes what the policy does: of `infllm-paper`, what was published.
 
     Raises:
         UsageError: a size that cannot work, naming the flag.
@@ -45,17 +50,32 @@ class MemoryConfig:
     window_tokens: int = 1024  # most recent tokens, always attended
     block_tokens: int = 128  # unit of storage and of lookup
     chunk_tokens: int = 512  # tokens per step while reading
-    read_blocks: int = 1  # blocks per KV head that join a step while reading
+    read_blocks: int | None = None  # blocks per KV head that join a step while reading; 1
     answer_blocks: int = 8  # the same while asking and answering
     representatives_per_block: int = 4
     segment_blocks: int = 64  # blocks of a layer that are written to disk together
-    read_lookup: Lookup = Lookup.REPRESENTATIVES
-    answer_lookup: Lookup = Lookup.EXACT
+    read_lookup: Lookup | None = None
+    answer_lookup: Lookup | None = None
     codec: Codec = Codec.INT8  # how sealed blocks are stored
     policy: Policy = Policy.INFLLM
+    representative_rule: RepresentativeRule | None = None
+    relevance: Relevance = Relevance.AUTO
+    sharing: Sharing | None = None
+    positions: Positions | None = None
+    device_cache_blocks: int = 0  # slots per KV head for blocks on the device; 0: no cache
+    device_cache_policy: CachePolicy = CachePolicy.LRU
+    infini_segment_tokens: int = 2048  # attended locally, then written into the memory
+    infini_update: InfiniUpdate = InfiniUpdate.DELTA
 
     def __post_init__(self) -> None:
-        """Refuse sizes that no memory could hold."""
+        """Fill in what the policy decides, and refuse sizes that no memory could hold."""
+        paper = self.policy is Policy.INFLLM_PAPER
+        own = _PAPER if paper else _OURS
+        # As published, every phase loads the same number.
+        own = {**own, "read_blocks": self.answer_blocks if paper else 1}
+        for name, value in own.items():
+            if getattr(self, name) is None:
+                object.__setattr__(self, name, value)
         at_least = {
             "sink_tokens": 1,
             "window_tokens": 16,
@@ -65,16 +85,28 @@ class MemoryConfig:
             "answer_blocks": 1,
             "representatives_per_block": 1,
             "segment_blocks": 1,
+            "device_cache_blocks": 0,
+            "infini_segment_tokens": 16,
         }
         for name, least in at_least.items():
             value = getattr(self, name)
             if value < least:
-                flag = FLAGS.get(name, name)
+                flag = {**FLAGS, **KNOB_FLAGS}.get(name, name)
                 raise UsageError(f"{flag} is {value}; it must be at least {least}.")
         if self.representatives_per_block > self.block_tokens:
             raise UsageError(
                 f"representatives per block ({self.representatives_per_block}) cannot exceed "
                 f"the block's {self.block_tokens} tokens."
+            )
+        if self.representatives_per_block > MOST_REPRESENTATIVES:
+            raise UsageError(
+                f"--representatives is {self.representatives_per_block}; it can be at most "
+                f"{MOST_REPRESENTATIVES}."
+            )
+        if 0 < self.device_cache_blocks < self.most_blocks:
+            raise UsageError(
+                f"--device-cache is {self.device_cache_blocks}; it must hold at least the "
+                f"{self.most_blocks} blocks of a step (or be 0: no cache)."
             )
         if self.window_tokens < self.block_tokens:
             raise UsageError(
@@ -86,6 +118,24 @@ class MemoryConfig:
     def most_blocks(self) -> int:
         """Blocks per KV head that any phase may load."""
         return max(self.read_blocks, self.answer_blocks)
+
+    @property
+    def budget_tokens(self) -> int:
+        """Past tokens that a step attends at most: sinks, window and loaded blocks.
+
+        Every policy that forgets keeps so many, whatever it calls them.
+        """
+        return self.sink_tokens + self.window_tokens + self.most_blocks * self.block_tokens
+
+    @property
+    def representatives_relevance(self) -> Relevance:
+        """How a lookup by representatives ranks."""
+        return Relevance.SUM if self.relevance is Relevance.AUTO else self.relevance
+
+    @property
+    def exact_relevance(self) -> Relevance:
+        """How an exact lookup ranks."""
+        return Relevance.MASS if self.relevance is Relevance.AUTO else self.relevance
 
     @property
     def context_tokens(self) -> int:
@@ -107,6 +157,11 @@ class MemoryConfig:
         Raises:
             UsageError: the sum of the parts and the trained length, and which flags shrink it.
         """
+        if self.policy is Policy.INFINI and self.infini_segment_tokens > trained_length:
+            raise UsageError(
+                f"--infini-segment is {self.infini_segment_tokens} tokens, but the model was "
+                f"trained on {trained_length}."
+            )
         if self.context_tokens > trained_length:
             raise UsageError(
                 f"sinks {self.sink_tokens} + blocks {self.most_blocks} x {self.block_tokens} + "
@@ -143,14 +198,17 @@ class MemoryConfig:
             if not smaller:
                 break
             config = replace(config, **smaller)
+        if "infini_segment_tokens" not in given:
+            # The question and its answer stay in the segment that they begin in.
+            segment = max(16, min(config.infini_segment_tokens, trained_length // 2))
+            config = replace(config, infini_segment_tokens=segment)
         config.check_fits(trained_length)
         return config
 
     @classmethod
     def from_dict(cls, values: dict[str, int | str]) -> MemoryConfig:
         """What `as_dict` told of another one."""
-        kinds = {"read_lookup": Lookup, "answer_lookup": Lookup, "codec": Codec, "policy": Policy}
-        return cls(**{name: kinds.get(name, int)(value) for name, value in values.items()})
+        return cls(**{name: KINDS.get(name, int)(value) for name, value in values.items()})
 
     def as_dict(self) -> dict[str, int | str]:
         """Plain values, for reports."""
@@ -158,6 +216,19 @@ class MemoryConfig:
         return {n: v.value if isinstance(v, enum.Enum) else v for n, v in values.items()}
 
 
+# The choices, by the name of their field.
+KINDS: dict[str, type[enum.Enum]] = {
+    "read_lookup": Lookup,
+    "answer_lookup": Lookup,
+    "codec": Codec,
+    "policy": Policy,
+    "representative_rule": RepresentativeRule,
+    "relevance": Relevance,
+    "sharing": Sharing,
+    "positions": Positions,
+    "device_cache_policy": CachePolicy,
+    "infini_update": InfiniUpdate,
+}
 FLAGS = {
     "sink_tokens": "--sinks",
     "window_tokens": "--window",
@@ -165,4 +236,19 @@ FLAGS = {
     "read_blocks": "--read-blocks",
     "answer_blocks": "--blocks",
     "block_tokens": "--block",
+    "representatives_per_block": "--representatives",
+}
+# Of the method's knobs, which are no sizes of every memory.
+KNOB_FLAGS = {
+    "policy": "--policy",
+    "read_lookup": "--read-lookup",
+    "answer_lookup": "--answer-lookup",
+    "representative_rule": "--representative-rule",
+    "relevance": "--relevance",
+    "sharing": "--sharing",
+    "positions": "--positions",
+    "device_cache_blocks": "--device-cache",
+    "device_cache_policy": "--device-cache-policy",
+    "infini_segment_tokens": "--infini-segment",
+    "infini_update": "--infini-update",
 }

@@ -100,7 +100,7 @@ def _join_tiers(target: LayerMemory, layers: Sequence[Layer], places: Sequence[P
     keys, values = keys.to(g.device), values.to(g.device)
     window = target.window
     # Nobody chooses representatives by what followed a token in another text.
-    window.query_sums = None
+    window.query_sums = window.mass = None
     rotated = g.rotary.rotate(keys, g.rotary.table(start, keys.shape[1]))
     window.put(start, {"raw": keys, "rotated": rotated, "values": values})
 

@@ -11,10 +11,13 @@ from torch import Tensor
 from infllm_cli.memory import lookup
 from infllm_cli.memory.blocks import BlockArena
 from infllm_cli.memory.config import Lookup, MemoryConfig
+from infllm_cli.memory.device_cache import DeviceCache
+from infllm_cli.memory.knobs import CachePolicy, Policy, Positions, Relevance, RepresentativeRule
 from infllm_cli.memory.representatives import Representatives, running_sum_scores
 from infllm_cli.memory.rotary import Rotary
 from infllm_cli.memory.softmax import attend, attend_weights
 from infllm_cli.memory.step import Phase, Step
+from infllm_cli.memory.two_distances import Keys, attend_two_distances
 from infllm_cli.memory.window import Window
 
 HOST = torch.device("cpu")
@@ -50,6 +53,10 @@ class Layer(Protocol):
 
     def rollback(self) -> None:
         """Return to the marked state."""
+        ...
+
+    def reserve(self, tokens: int) -> None:
+        """Expect a context of `tokens` tokens, so that growing need not copy."""
         ...
 
     @property
@@ -114,6 +121,7 @@ class LayerMemory:
         self.whole_tokens = whole_tokens
         # Tokens that the question holds back in the window may fill what the model was trained on.
         self.most_tokens = max(trained_length or config.context_tokens, config.context_tokens)
+        rule = config.representative_rule
         self.window = Window(
             g.kv_heads,
             g.head_dim,
@@ -122,7 +130,8 @@ class LayerMemory:
             dtype=g.dtype,
             device=g.device,
             keep_raw=True,
-            keep_query_sums=whole_tokens == 0,
+            keep_query_sums=whole_tokens == 0 and rule is RepresentativeRule.DOT,
+            keep_mass=whole_tokens == 0 and rule is RepresentativeRule.ATTENTION,
         )
         self.arena = BlockArena(
             g.kv_heads,
@@ -134,8 +143,20 @@ class LayerMemory:
             config.codec,
         )
         self.representatives = Representatives(
-            g.kv_heads, config.representatives_per_block, g.head_dim, g.device
+            g.kv_heads,
+            config.representatives_per_block,
+            g.head_dim,
+            g.device,
+            rule,
+            keep_each=config.representatives_relevance is not Relevance.SUM,
         )
+        self.cache: DeviceCache | None = None
+        if config.device_cache_blocks:
+            shape = (g.kv_heads, config.block_tokens, g.head_dim, g.value_dim)
+            self.cache = DeviceCache(
+                config.device_cache_blocks, config.device_cache_policy, shape, g.dtype, g.device
+            )
+        self._same_distance = config.positions is Positions.SAME_DISTANCE
         self.sinks: tuple[Tensor, Tensor] | None = None  # raw keys, values [H_kv, S, d]
         self._expected_tokens = 0
         self._placed: tuple[object, ...] = ()  # what lies in the slots before the window
@@ -164,10 +185,25 @@ class LayerMemory:
         if scale is not None:
             rotated = (rotated * scale).to(rotated.dtype)
         mask = step.mask(keys.shape[1], q)
-        if step.mass is None:
-            out = attend(rotated, keys, values, mask, g.scaling, g.softcap)
-        else:
+        weights = None
+        want_weights = step.mass is not None or self._needs_weights(blocks)
+        if self._same_distance and lead:
+            far_q = g.rotary.rotate(q, step.table(g.rotary, self.config.window_tokens, 1))
+            out, weights = attend_two_distances(
+                far_q if scale is None else (far_q * scale).to(far_q.dtype),
+                rotated,
+                Keys(keys[:, :lead], values[:, :lead]),
+                Keys(keys[:, lead:], values[:, lead:]),
+                mask,
+                g.scaling,
+                g.softcap,
+                want_weights=want_weights,
+            )
+        elif want_weights:
             out, weights = attend_weights(rotated, keys, values, mask, g.scaling, g.softcap)
+        else:
+            out = attend(rotated, keys, values, mask, g.scaling, g.softcap)
+        if weights is not None:
             self._account(weights, blocks, lead, step)
         if blocks is not None:
             step.loaded[g.index] = blocks
@@ -183,23 +219,48 @@ class LayerMemory:
         # Every stored key counts as one window away (same distance, as in the paper).
         far = step.table(g.rotary, self.config.window_tokens, 1)
         kind = self.config.read_lookup if reading else self.config.answer_lookup
+        sharing = self.config.sharing
         if kind is Lookup.REPRESENTATIVES:
+            missing = self.arena.missing()
+            relevance = self.config.representatives_relevance
+            if relevance is not Relevance.SUM:
+                chosen = lookup.by_each_representative(
+                    g.rotary.rotate(q, far),
+                    self.representatives,
+                    wanted,
+                    relevance,
+                    g.scaling,
+                    missing,
+                    sharing,
+                )
+                blocks = chosen.to(HOST)
+                self.arena.note_use(blocks)
+                return blocks
             # Over tokens first: one reduction over two separate dimensions is five times slower.
             summed = q.sum(dim=1, dtype=torch.float32).unflatten(0, (g.kv_heads, -1)).sum(dim=1)
             query = g.rotary.rotate(summed[:, None], far)[:, 0]
-            missing = self.arena.missing()
-            chosen = lookup.by_representatives(query, self.representatives, wanted, missing)
+            chosen = lookup.by_representatives(
+                query, self.representatives, wanted, missing, sharing
+            )
             blocks = chosen.to(HOST)
             self.arena.note_use(blocks)
             return blocks
-        blocks, mass = lookup.exact(g.rotary.rotate(q, far), self.arena, g.scaling, wanted)
+        blocks, mass = lookup.exact(
+            g.rotary.rotate(q, far),
+            self.arena,
+            g.scaling,
+            wanted,
+            self.config.exact_relevance,
+            sharing,
+        )
         step.block_mass[g.index] = mass
         return blocks
 
     def _place(self, blocks: Tensor | None, step: Step) -> int:
         """Write sinks and blocks [H_kv, n] into the slots before the window; their tokens.
 
-        Positions are consecutive: blocks end where the window starts, sinks where the blocks do.
+        Positions are consecutive: blocks end where the window starts, sinks where the blocks do;
+        or, where all are to be at the same distance, keys stay un-rotated and the query is turned.
         """
         if self.sinks is None:
             assert blocks is None
@@ -210,7 +271,12 @@ class LayerMemory:
         lead = sink_tokens + block_tokens
         placed = (window.first, window.start, block_tokens)
         same_place = placed == self._placed
-        table = step.table(g.rotary, window.start - lead, lead)
+        if self._same_distance:
+            table = type(step.table(g.rotary, 0, 1))(
+                *(x.expand(lead, -1) for x in step.table(g.rotary, 0, 1))
+            )
+        else:
+            table = step.table(g.rotary, window.start - lead, lead)
         if not same_place:
             slots = slice(window.first - lead, window.first - block_tokens)
             keys, values = self.sinks
@@ -219,7 +285,7 @@ class LayerMemory:
             window.values[:, slots] = values
         if blocks is not None and not (same_place and torch.equal(blocks, self._placed_blocks)):
             slots = slice(window.first - block_tokens, window.first)
-            keys, values = self.arena.gather(blocks)
+            keys, values = self._fetch(blocks)
             tail = type(table)(table.cos[sink_tokens:], table.sin[sink_tokens:])
             keys = keys.to(g.device, non_blocking=True)
             g.rotary.rotate(keys, tail, out=window.rotated[:, slots])
@@ -227,9 +293,31 @@ class LayerMemory:
         self._placed, self._placed_blocks = placed, blocks
         return lead
 
+    def _fetch(self, blocks: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values [H_kv, n * B, d] of blocks [H_kv, n]."""
+        if self.cache is not None:
+            return self.cache.fetch(blocks, self.arena.gather)
+        return self.arena.gather(blocks)
+
+    def _needs_weights(self, blocks: Tensor | None) -> bool:
+        """Whether a choice to come goes by attention weights."""
+        scores = self.cache is not None and self.cache.policy is CachePolicy.LRU_S
+        return self.window.mass is not None or (scores and blocks is not None)
+
     def _account(self, weights: Tensor, blocks: Tensor | None, lead: int, step: Step) -> None:
-        """Add the weights [H_kv, G * L, T] of this step to the mass per absolute position."""
-        per_key = weights.sum(dim=1).to(step.mass.device)  # [H_kv, T]
+        """Note what the weights [H_kv, G * L, T] of this step tell of keys, blocks, positions."""
+        per_key = weights.sum(dim=1)  # [H_kv, T]
+        if self.window.mass is not None:
+            held = slice(self.window.first, self.window.last)
+            self.window.mass[:, held, 0] += per_key[:, lead:]
+        if self.cache is not None and blocks is not None:
+            per_block = per_key[:, self.config.sink_tokens : lead].unflatten(
+                1, (blocks.shape[1], -1)
+            )
+            self.cache.attended(blocks, per_block.sum(dim=-1))
+        if step.mass is None:
+            return
+        per_key = per_key.to(step.mass.device)
         mass = step.mass
         if step.by_layer is not None:
             mass = step.by_layer[self.geometry.index] = torch.zeros_like(step.mass)
@@ -301,13 +389,20 @@ class LayerMemory:
 
     @torch.inference_mode()
     def seal(self) -> None:
-        """Turn all of the window but a rest of less than a block into blocks."""
+        """Turn all of the window but a rest of less than a block into blocks.
+
+        The published method does no such thing.
+        """
+        if self.config.policy is Policy.INFLLM_PAPER:
+            return
         if not self.whole_tokens and self.sinks is not None:
             self._evict_blocks(len(self.window) // self.config.block_tokens)
 
     def _scores(self, tokens: int) -> Tensor:
         """Representative scores [H_kv, tokens] of the window's oldest tokens."""
         window = self.window
+        if window.mass is not None:
+            return window.mass[:, window.first : window.first + tokens, 0]
         rotated = window.rotated[:, window.first : window.first + tokens]
         if window.query_sums is None:
             # A document that was attended whole is only asked from now on, and asking scores every
@@ -373,6 +468,8 @@ class LayerMemory:
         self.arena.truncate(mark.blocks)
         self.arena.temporary = bool(self._marks)
         self.representatives.truncate(mark.blocks)
+        if self.cache is not None:
+            self.cache.forget_from(mark.blocks)
         self.sinks = mark.sinks
         self.whole_tokens = mark.whole_tokens
         # What a question loaded must not decide how the next one is computed.
@@ -388,7 +485,8 @@ class LayerMemory:
     def device_bytes(self) -> int:
         """Bytes of window, scratch slots, sinks and representatives."""
         sinks = sum(t.nbytes for t in self.sinks) if self.sinks else 0
-        return self.window.nbytes + sinks + self.representatives.used_bytes
+        cached = self.cache.nbytes if self.cache is not None else 0
+        return self.window.nbytes + sinks + self.representatives.used_bytes + cached
 
     @property
     def host_bytes(self) -> int:

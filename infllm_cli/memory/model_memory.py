@@ -11,6 +11,7 @@ from infllm_cli.memory.config import MemoryConfig
 from infllm_cli.memory.layer import Layer, LayerGeometry, LayerMemory
 from infllm_cli.memory.sliding import SlidingLayer, windows_only
 from infllm_cli.memory.step import Phase, Step
+from infllm_cli.policies.choose import build_layer
 
 
 class ModelMemory:
@@ -20,7 +21,9 @@ class ModelMemory:
         layers: geometry of each layer, in the model's order.
         config: sizes; ignored by sliding layers but for the chunk.
         trained_length: positions the model was trained on.
-        whole_tokens: attend a context of up to this many tokens whole (0: tiers from the start).
+        whole_tokens: attend a context of up to this many tokens whole (0: as the policy has it,
+            from the start). Until it outgrows them no policy has a say.
+        gates: [layers, H] weights of the memory, of Infini-attention; None: it is not read.
     """
 
     def __init__(
@@ -30,6 +33,7 @@ class ModelMemory:
         *,
         trained_length: int,
         whole_tokens: int = 0,
+        gates: torch.Tensor | None = None,
     ) -> None:
         self.config = config
         self.tokens = 0
@@ -42,7 +46,7 @@ class ModelMemory:
         for geometry in layers:
             if geometry.sliding_window is not None and not all_slide:
                 self.layers.append(SlidingLayer(geometry, config.chunk_tokens))
-            else:
+            elif whole_tokens or config.policy.has_blocks:
                 self.layers.append(
                     LayerMemory(
                         geometry,
@@ -51,6 +55,9 @@ class ModelMemory:
                         trained_length=trained_length,
                     )
                 )
+            else:
+                own = None if gates is None else gates[geometry.index]
+                self.layers.append(build_layer(geometry, config, trained_length, own))
 
     def step(self, phase: Phase, length: int, keep_from: int | None = None) -> Step:
         """Begin a step over the next `length` tokens."""

@@ -56,10 +56,7 @@ def segment_tensors(memory: ModelMemory, index: int) -> Tensors:
             for name, packed in (("keys", segment.keys), ("values", segment.values))
             for part, tensor in packed.tensors().items()
         }
-        found |= {
-            f"{number}.key_sum": kept.key_sum[:, blocks],
-            f"{number}.chosen": kept.chosen[:, blocks],
-        }
+        found |= {f"{number}.{name}": getattr(kept, name)[:, blocks] for name in kept.names}
     return found
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
@@ -79,3 +80,22 @@ class Step:
             mask = torch.zeros(self.length, keys, dtype=like.dtype, device=like.device)
             self._masks[key] = mask.masked_fill_(hidden, float("-inf"))
         return self._masks[key]
+
+    def cached_mask(self, key: tuple[object, ...], make: Callable[[], Tensor]) -> Tensor:
+        """A mask of another form, made once for all layers of the step that give the same key."""
+        if key not in self._masks:
+            self._masks[key] = make()
+        return self._masks[key]
+
+    def causal_mask(self, length: int, keys: int, like: Tensor) -> Tensor | None:
+        """As `mask`, for the last `length` of so many keys; None for one query."""
+        if length == 1:
+            return None
+
+        def make() -> Tensor:
+            hidden = torch.ones(length, keys, dtype=torch.bool, device=like.device)
+            hidden = hidden.triu(keys - length + 1)
+            mask = torch.zeros(length, keys, dtype=like.dtype, device=like.device)
+            return mask.masked_fill_(hidden, float("-inf"))
+
+        return self.cached_mask(("causal", length, keys, like.dtype, like.device), make)

@@ -23,6 +23,8 @@ class Window:
         rotated, values: [H_kv, capacity, d]; the slots before `first` are the caller's.
         raw: un-rotated keys, or None where nobody will need them (sliding layers).
         query_sums: [H_kv, capacity, d] float32 running sums of rotated queries, or None.
+        mass: [H_kv, capacity, 1] float32 attention that each token has drawn, or None; the caller
+            adds to it.
     """
 
     def __init__(
@@ -36,6 +38,7 @@ class Window:
         device: torch.device,
         keep_raw: bool,
         keep_query_sums: bool,
+        keep_mass: bool = False,
     ) -> None:
         self.start = 0
         self.lead = lead
@@ -48,6 +51,7 @@ class Window:
         self.values = buffer(value_dim)
         self.raw = buffer(head_dim) if keep_raw else None
         self.query_sums = buffer(head_dim, torch.float32) if keep_query_sums else None
+        self.mass = buffer(1, torch.float32) if keep_mass else None
 
     def __len__(self) -> int:
         return self.last - self.first
@@ -63,7 +67,7 @@ class Window:
         return sum(getattr(self, name).nbytes for name in self._names())
 
     def _names(self) -> list[str]:
-        names = ["rotated", "values", "raw", "query_sums"]
+        names = ["rotated", "values", "raw", "query_sums", "mass"]
         return [name for name in names if getattr(self, name) is not None]
 
     def make_room(self, tokens: int, slack: int) -> None:
@@ -101,6 +105,8 @@ class Window:
             if len(self):
                 sums += self.query_sums[:, self.last - 1 : self.last]
             self.query_sums[:, tokens] = sums
+        if self.mass is not None:
+            self.mass[:, tokens] = 0
         self.last = tokens.stop
 
     def drop(self, tokens: int) -> None:
@@ -133,7 +139,7 @@ class Window:
         twin = object.__new__(Window)
         twin.__dict__.update(self.__dict__)
         held = len(self)
-        for name in ("rotated", "values", "raw", "query_sums"):
+        for name in ("rotated", "values", "raw", "query_sums", "mass"):
             old = getattr(self, name)
             if old is not None:
                 new = old.new_empty(old.shape[0], self.lead + held, old.shape[2])
