@@ -58,7 +58,10 @@ class MemoryCall:
         self, module: nn.Module, q: Tensor, k: Tensor, v: Tensor, scaling: float, extra: dict
     ) -> Tensor:
         """Scaling and the extra arguments were looked at once, by the probe."""
-        return self.memory.layers[module.layer_idx].attend(q, k, v, self.step)
+        layer = self.memory.layers[module.layer_idx]
+        if self.memory.observer is not None:
+            self.memory.observer(layer, q, self.step)
+        return layer.attend(q, k, v, self.step)
 
 
 def infllm_attention(

@@ -234,6 +234,45 @@ def order(
     _run(context, tasks, grid, model, recall, space, sizes, as_json, quiet)
 
 
+@grouped
+def oracle(
+    context: typer.Context,
+    name: Annotated[
+        str,
+        typer.Option("--task", metavar="NAME", help="passkey, number, kv, needle or lines."),
+    ] = "needle",
+    document: DocumentFile = None,
+    grid: GridFlags = GridFlags(),  # noqa: B008
+    model: ModelFlags = ModelFlags(),  # noqa: B008
+    as_json: JsonLines = False,
+    quiet: Quiet = False,
+    recall: RecallFlags = RecallFlags(),  # noqa: B008
+    space: SpaceFlags = SpaceFlags(),  # noqa: B008
+    sizes: SizeFlags = SizeFlags(),  # noqa: B008
+) -> None:
+    """The share of exact attention that each lookup captures, by layer; generates nothing."""
+
+    def tasks() -> Sequence[Task]:
+        from infllm_cli.evaluate.flags import check_names
+        from infllm_cli.evaluate.tasks import filler
+        from infllm_cli.evaluate.tasks.haystack import Haystack
+        from infllm_cli.evaluate.tasks.kv import kv
+        from infllm_cli.evaluate.tasks.lines import lines
+        from infllm_cli.evaluate.tasks.needle import needle
+
+        known: dict[str, Callable[[], Task]] = {
+            "passkey": filler.passkey,
+            "number": filler.number,
+            "kv": kv,
+            "needle": lambda: needle(Haystack.load(document)),
+            "lines": lines,
+        }
+        check_names("--task", [name], list(known))
+        return [known[name]()]
+
+    _run(context, tasks, grid, model, recall, space, sizes, as_json, quiet, measures_lookups=True)
+
+
 def _run(
     context: typer.Context,
     tasks: Callable[[], Sequence[Task]],
@@ -244,6 +283,7 @@ def _run(
     sizes: SizeFlags,
     as_json: bool,
     quiet: bool,
+    measures_lookups: bool = False,
 ) -> None:
     """Measure; what a flag says wrongly is told before the model is loaded."""
     console = open_started(context, quiet=quiet)
@@ -261,6 +301,7 @@ def _run(
             as_json=as_json,
             console=console,
             out=sys.stdout,
+            oracle=measures_lookups,
         )
 
 
@@ -271,6 +312,7 @@ EXAMPLES = {
     needle: "infllm eval needle --document novel.txt --lengths 8k,32k,128k --heatmap map.svg",
     ruler: "infllm eval ruler niah_multikey_2 vt --lengths 8k --samples 5",
     lines: "infllm eval lines --lengths 4k,8k --depths 11",
+    oracle: "infllm eval oracle --task needle --lengths 8k --policies infllm,infllm-paper",
     order: "infllm eval order --document novel.txt --lengths 32k --samples 40",
 }
 

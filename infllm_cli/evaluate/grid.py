@@ -22,7 +22,6 @@ from infllm_cli.errors import CapacityError, InfllmError
 from infllm_cli.evaluate.results import Results, Row, key_of
 from infllm_cli.evaluate.tables import short_length
 from infllm_cli.evaluate.tasks.base import Case, Cell, Fitting, Probe, Task
-from infllm_cli.events import Answer
 from infllm_cli.keeping import Keeper
 from infllm_cli.limits import Limits, disk_room, memories_folder
 from infllm_cli.memory.config import MemoryConfig, Policy
@@ -87,6 +86,8 @@ class _Wanted:
 
 class Runner:
     """Measures the cells of a grid that are not among the results yet.
+
+    What is measured of a cell is one method's business (`_answer`), so that others can stand in.
 
     Attributes:
         cells: keys of all cells of the grid, in order.
@@ -192,11 +193,8 @@ class Runner:
                         f"{len(wanted.missing)}"
                     )
                     probe = case.probes[index]
-                    asked = probe.question
-                    if self.grid.form is Form.ASK:  # which begins with the same word
-                        asked = asked.removeprefix(QUESTION)
-                    answer = reader.ask(memory, asked, self._options(wanted.task, probe))
-                    self._add(wanted, index, key, memory, probe, answer)
+                    measured = self._answer(reader, memory, wanted.task, probe)
+                    self._add(wanted, index, key, memory, probe, measured)
         except (CapacityError, torch.OutOfMemoryError, MemoryError) as error:
             self._fail(wanted, case, str(error) or type(error).__name__)
         except InfllmError as error:
@@ -215,8 +213,28 @@ class Runner:
             keeper.finish()
         self.console.end_reading(memory)
 
-    def _options(self, task: Task, probe: Probe) -> AnswerOptions:
-        return replace(self.grid.options, max_tokens=task.max_tokens, prefill=probe.prefill)
+    def _answer(self, reader: Reader, memory: Memory, task: Task, probe: Probe) -> Row:
+        """Put a probe's question: what the row of its cell tells of it."""
+        options = replace(self.grid.options, max_tokens=task.max_tokens, prefill=probe.prefill)
+        answer = reader.ask(memory, self._question(probe), options)
+        return {
+            "answer": answer.text,
+            "score": task.score(answer.text, probe.answers),
+            "finish": answer.finish,
+            "answer_tokens": answer.tokens,
+            "seconds": round(answer.seconds, 3),
+            "first_token_seconds": round(answer.first_token_seconds, 3),
+        }
+
+    def _question(self, probe: Probe) -> str:
+        # The form of `infllm ask` begins with the same word.
+        ours = self.grid.form is Form.ASK
+        return probe.question.removeprefix(QUESTION) if ours else probe.question
+
+    def _told(self, measured: Row) -> str:
+        """A cell in a line."""
+        answer = " ".join(visible(measured["answer"]).split())
+        return f"{measured['score']:.2f}: {answer[:80]}"
 
     # -- rows ---------------------------------------------------------------------------------
 
@@ -287,16 +305,11 @@ class Runner:
         key: str,
         memory: Memory,
         probe: Probe,
-        answer: Answer,
+        measured: Row,
     ) -> None:
         row = {
             **self._head(wanted, index, key, probe),
-            "answer": answer.text,
-            "score": wanted.task.score(answer.text, probe.answers),
-            "finish": answer.finish,
-            "answer_tokens": answer.tokens,
-            "seconds": round(answer.seconds, 3),
-            "first_token_seconds": round(answer.first_token_seconds, 3),
+            **measured,
             "document_tokens": len(memory.tokens),
             "read_seconds": round(memory.read_seconds, 3),
             "blocks": memory.state.blocks,
@@ -309,7 +322,7 @@ class Runner:
         where = "" if cell.depth is None else f", depth {100 * cell.depth:.0f} %"
         self.console.note(
             f"{wanted.task.title}, {short_length(cell.length)}{where}, {wanted.policy.value}: "
-            f"{row['score']:.2f}: {' '.join(visible(answer.text).split())[:80]}"
+            f"{self._told(measured)}"
         )
 
     def _fail(self, wanted: _Wanted, case: Case, reason: str) -> None:

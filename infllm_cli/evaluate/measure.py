@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, TextIO
 
-from infllm_cli.evaluate import chart_files
+from infllm_cli.evaluate import chart_files, oracle_report
 from infllm_cli.evaluate.flags import at_least, parse_lengths, parse_names
 from infllm_cli.evaluate.grid import Deadline, Form, Grid, Runner, TimeIsUp
+from infllm_cli.evaluate.oracle import OracleRunner
 from infllm_cli.evaluate.pictures import sheet_of
 from infllm_cli.evaluate.results import Results
 from infllm_cli.evaluate.tables import grid_table
@@ -36,8 +37,12 @@ def measure(
     as_json: bool,
     console: Console,
     out: TextIO,
+    oracle: bool = False,
 ) -> None:
     """Measure tasks; a table on `out`, or with `as_json` a line for each cell.
+
+    Args:
+        oracle: measure what lookups capture, not what the model answers.
 
     Raises:
         InfllmError: see the modules.
@@ -48,7 +53,9 @@ def measure(
     chart_files.check_files(flags.heatmap or [])
     loaded = load(model, console)
     deadline = Deadline(flags.limit_seconds)
-    runner = Runner(grid, loaded, results, console, model.cache, limits, deadline)
+    runner = (OracleRunner if oracle else Runner)(
+        grid, loaded, results, console, model.cache, limits, deadline
+    )
     tell_found(results, runner.found, len(runner.cells), console)
     in_time = True
     try:
@@ -58,9 +65,19 @@ def measure(
     console.close()
     rows = runner.rows
     if rows:
-        for path in flags.heatmap or []:
-            chart_files.write(sheet_of(rows), path)
-        report(rows, grid_table(rows), as_json, out)
+        sheet = oracle_report.sheet_of(rows) if oracle else sheet_of(rows)
+        for path in (flags.heatmap or []) if sheet is not None else []:
+            chart_files.write(sheet, path)
+        if as_json:
+            for row in rows:
+                out.write(json_line(row, out))
+        elif oracle:
+            write_table(oracle_report.layer_table(rows), out)
+            out.write("\n")
+            write_table(oracle_report.count_table(rows), out)
+        else:
+            write_table(grid_table(rows), out)
+        out.flush()
     if not in_time:
         tell_rest(flags.output, len(runner.cells) - len(rows), len(runner.cells), console)
 
@@ -119,15 +136,3 @@ def tell_rest(path: Path | None, missing: int, total: int, console: Console) -> 
     """What the limit of time has left over."""
     again = "the same command goes on from there" if path else "with --output it could go on later"
     console.note(f"time is up: {missing} of {total} cells are not measured; {again}.")
-
-
-def report(
-    rows: Sequence[dict[str, Any]], table: list[list[str]], as_json: bool, out: TextIO
-) -> None:
-    """Rows as JSON lines, or the table."""
-    if as_json:
-        for row in rows:
-            out.write(json_line(row, out))
-    else:
-        write_table(table, out)
-    out.flush()

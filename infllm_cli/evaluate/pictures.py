@@ -16,7 +16,7 @@ def sheet_of(rows: Sequence[Row]) -> Sheet:
     for title in distinct(map(title_of, rows)):
         own = [row for row in rows if title_of(row) == title]
         panels += _depths(title, own) if own[0]["depth"] is not None else [_policies(title, own)]
-    return Sheet(_title(rows), _caption(rows), panels, "share of the answer found")
+    return Sheet(_title(rows), caption_of(rows), panels, "share of the answer found")
 
 
 def _depths(title: str, rows: Sequence[Row]) -> list[Panel]:
@@ -63,7 +63,8 @@ def _title(rows: Sequence[Row]) -> str:
     return f"{', '.join(tasks)}: {', '.join(models)}"
 
 
-def _caption(rows: Sequence[Row]) -> str:
+def caption_of(rows: Sequence[Row]) -> str:
+    """What was the same for all rows."""
     settings = rows[0]["settings"]
     memory = settings["memory"]
     samples = len({row["sample"] for row in rows})

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
+from torch import Tensor
 
 from infllm_cli.memory.config import MemoryConfig
 from infllm_cli.memory.layer import Layer, LayerGeometry, LayerMemory
@@ -38,6 +39,8 @@ class ModelMemory:
         self.config = config
         self.tokens = 0
         self.watch_layers = False  # whether steps tell the attention of each layer apart
+        # Is shown every layer with the queries [H, L, d], un-rotated, that it is about to answer.
+        self.observer: Callable[[Layer, Tensor, Step], None] | None = None
         self._asked = 0  # questions that are open, one within the other
         # A model that slides in every layer would forget everything: there the tiers replace the
         # sliding window, within the distances it was trained on.
