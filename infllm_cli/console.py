@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from infllm_cli.wording import (
+    PLAIN_STRIP,
     STRIP,
     duration,
     place,
@@ -20,6 +21,7 @@ from infllm_cli.wording import (
     row,
     shrunk,
     size,
+    strip,
     summarized,
     told,
     visible,
@@ -222,6 +224,10 @@ class _Cropped:
             yield from line
 
 
+# From little to much attention; told by the height of the bar, too.
+BAR_COLOURS = ("blue", "cyan", "yellow", "bold bright_yellow")
+
+
 class LiveConsole(Console):
     """A terminal: a progress bar while reading, a live table of lookups while answering."""
 
@@ -266,6 +272,19 @@ class LiveConsole(Console):
 
     def _print(self, text: str, style: str | None = None) -> None:
         self._rich.print(visible(text), style=style, soft_wrap=True)
+
+    def _print_row(self, event: Looked) -> None:
+        """A step's line; the document in it is a bar whose colour and height tell the mass."""
+        from rich.text import Text
+
+        line = Text(visible(row(event, plain=self._plain)), style="dim")
+        bar = strip(event.mass, plain=self._plain)
+        at = line.plain.find(f"[{bar}]") + 1 if bar else 0
+        levels = PLAIN_STRIP if self._plain else STRIP
+        for index, cell in enumerate(bar if at else ""):
+            colour = BAR_COLOURS[levels.index(cell) * len(BAR_COLOURS) // len(levels)]
+            line.stylize(f"not dim {colour}", at + index, at + index + 1)
+        self._rich.print(line, soft_wrap=True)
 
     def stage(self, text: str) -> None:
         """A spinner."""
@@ -335,7 +354,7 @@ class LiveConsole(Console):
         """A row of the table, or with `--stats` a line that stays."""
         self._rows.append(event)
         if self._keep_rows:
-            self._print(row(event, plain=self._plain), style="dim")
+            self._print_row(event)
         if self._live is not None:
             self._live.update(_Cropped(self._table()))
 
