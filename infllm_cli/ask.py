@@ -64,6 +64,12 @@ def run_ask(request: AskRequest, console: Console, out: TextIO) -> None:
         memory_file.check_target(output)
     source = Source(request.document, request.model, request.limits, request.sizes)
     reader = load_reader(source, console)
+    policy = reader.config.policy
+    if not (request.questions or policy.has_blocks):
+        raise UsageError(
+            f"--policy {policy.value} keeps nothing that could be asked later; read by "
+            "infllm or infllm-paper, or ask at once."
+        )
     reserve_tokens = reader.reserve_for(request.questions, options)
     memory = open_memory(source, reader, console, reserve_tokens)
     if output is not None:

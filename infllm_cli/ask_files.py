@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import enum
 from dataclasses import fields, replace
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from infllm_cli.ask import AskRequest, ask_all, check_request
 from infllm_cli.errors import UsageError
+from infllm_cli.identity import ASKING
 from infllm_cli.joining import join_memories
-from infllm_cli.memory.config import FLAGS, MemoryConfig
+from infllm_cli.memory.config import FLAGS, KNOB_FLAGS, MemoryConfig
 from infllm_cli.memory_file import MemoryFile
 from infllm_cli.reader import Memory, Reader
 from infllm_cli.reading import tell_plain_form
@@ -71,21 +73,28 @@ def run_ask_files(request: AskRequest, console: Console, out: TextIO) -> None:
 
 
 def _config(file: MemoryFile, request: AskRequest) -> MemoryConfig:
-    """The sizes of a memory, with the number of blocks that the user wants for answers.
+    """The sizes of a memory, with what the user wants for answers.
 
     Raises:
         UsageError: another size was given, and it is another one than the memory's.
     """
     config = file.config
     for name, value in request.sizes.sizes().items():
-        if name == "answer_blocks" and value is not None:
-            config = replace(config, answer_blocks=value)
-        elif value is not None and value != getattr(config, name):
+        if value is None:
+            continue
+        if name in ASKING:
+            config = replace(config, **{name: value})
+        elif value != getattr(config, name):
+            flag = {**FLAGS, **KNOB_FLAGS}[name]
             raise UsageError(
-                f"{FLAGS[name]} is {value}, but {file.path} was read with {getattr(config, name)}; "
-                "leave it out."
+                f"{flag} is {_plain(value)}, but {file.path} was read with "
+                f"{_plain(getattr(config, name))}; leave it out."
             )
     return config
+
+
+def _plain(value: Any) -> Any:
+    return value.value if isinstance(value, enum.Enum) else value
 
 
 def _refuse_different(files: list[MemoryFile]) -> None:

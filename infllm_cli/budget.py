@@ -9,6 +9,7 @@ from infllm_cli.checksums import PAGE
 from infllm_cli.memory import codecs
 from infllm_cli.memory.codecs import Codec
 from infllm_cli.memory.config import MemoryConfig
+from infllm_cli.memory.knobs import Policy, Relevance, RepresentativeRule
 
 # Above this a document is counted by a sample when the count only decides whether to go on.
 MOST_COUNTED_CHARS = 20_000_000
@@ -45,7 +46,7 @@ class Need:
     """Bytes that a policy takes, by tier, when a context has been read.
 
     Attributes:
-        policy: "dense", "StreamingLLM" or "InfLLM".
+        policy: one of `NAMES`.
         device_bytes: InfLLM's part that does not grow with the context, or all of it.
         device_growing_bytes: representatives.
         attends: what a step sees, for the reader.
@@ -67,6 +68,40 @@ class Need:
         return self.host_bytes + self.host_reading_bytes
 
 
+# What policies are called in reports, in the order of tables: what the program does by itself last.
+NAMES = {
+    Policy.DENSE: "dense",
+    Policy.STREAMING_LLM: "StreamingLLM",
+    Policy.LM_INFINITE: "LM-Infinite",
+    Policy.H2O: "H2O",
+    Policy.INFINI: "Infini",
+    Policy.INFLLM_PAPER: "InfLLM-paper",
+    Policy.INFLLM: "InfLLM",
+}
+
+
+def of_policy(
+    layers: Sequence[LayerShape],
+    value_bytes: int,
+    config: MemoryConfig,
+    context_tokens: int,
+    *,
+    whole_tokens: int = 0,
+) -> Need:
+    """What `config.policy` takes.
+
+    Args:
+        whole_tokens: see `infllm`; until a context outgrows them no policy has a say.
+    """
+    policy = config.policy
+    if whole_tokens or policy.has_blocks:
+        return infllm(layers, value_bytes, config, context_tokens, whole_tokens=whole_tokens)
+    if policy is Policy.DENSE:
+        return dense(layers, value_bytes, context_tokens)
+    of_others = {Policy.H2O: h2o, Policy.INFINI: infini}
+    return of_others.get(policy, streaming)(layers, value_bytes, config, context_tokens)
+
+
 def blocks_of(config: MemoryConfig, context_tokens: int) -> int:
     """Sealed blocks per layer once a context has been read through the tiers."""
     surplus = context_tokens - config.sink_tokens - config.window_tokens
@@ -85,11 +120,60 @@ def dense(layers: Sequence[LayerShape], value_bytes: int, context_tokens: int) -
 def streaming(
     layers: Sequence[LayerShape], value_bytes: int, config: MemoryConfig, context_tokens: int
 ) -> Need:
-    """Sinks and window; the middle is gone (StreamingLLM, arXiv 2309.17453)."""
-    kept = min(context_tokens, config.sink_tokens + config.window_tokens)
-    total = sum(layer.values_per_token() for layer in layers) * kept * value_bytes
-    attends = f"the first {config.sink_tokens} and last {config.window_tokens:,} tokens"
-    return Need("StreamingLLM", attends, total)
+    """Sinks and window; the middle is gone (StreamingLLM, LM-Infinite: `policies.sink_window`).
+
+    The window is as large as what others attend besides sinks, so that all see as many tokens.
+    """
+    sinks, reach = config.sink_tokens, config.budget_tokens - config.sink_tokens
+    total = 0
+    for layer, tiered in _with_kind(layers):
+        if tiered:
+            slots = min(context_tokens, sinks) + _reach_slots(config, context_tokens)
+        else:
+            slots = _sliding_slots(layer.sliding_window, config.chunk_tokens, context_tokens)
+        total += layer.values_per_token() * slots * value_bytes
+    infinite = config.policy is Policy.LM_INFINITE
+    name = NAMES[Policy.LM_INFINITE if infinite else Policy.STREAMING_LLM]
+    return Need(name, f"the first {sinks} and last {reach:,} tokens", total)
+
+
+def h2o(
+    layers: Sequence[LayerShape], value_bytes: int, config: MemoryConfig, context_tokens: int
+) -> Need:
+    """Sinks, window and heavy hitters; the rest is gone (`policies.h2o`)."""
+    kept = min(context_tokens, config.budget_tokens)
+    total = 0
+    for layer, tiered in _with_kind(layers):
+        if tiered:
+            # Besides keys and values the mass that each has drawn, and its position.
+            per_token = layer.values_per_token() * value_bytes + layer.kv_heads * (4 + 8)
+            total += kept * per_token
+        else:
+            slots = _sliding_slots(layer.sliding_window, config.chunk_tokens, context_tokens)
+            total += layer.values_per_token() * slots * value_bytes
+    heavy = config.budget_tokens - config.sink_tokens - config.window_tokens
+    attends = (
+        f"{config.sink_tokens} + {config.window_tokens:,} tokens and the {heavy:,} attended most"
+    )
+    return Need(NAMES[Policy.H2O], attends, total)
+
+
+def infini(
+    layers: Sequence[LayerShape], value_bytes: int, config: MemoryConfig, context_tokens: int
+) -> Need:
+    """A segment, and a matrix per KV head for all before it (`policies.infini`): a constant."""
+    total = 0
+    for layer, tiered in _with_kind(layers):
+        if tiered:
+            # The memory, and what the segment so far will add to it, in float32.
+            matrix = layer.kv_heads * layer.key_dim * (layer.value_dim + 1) * 4
+            segment = config.infini_segment_tokens * layer.values_per_token() * value_bytes
+            total += segment + 2 * matrix
+        else:
+            slots = _sliding_slots(layer.sliding_window, config.chunk_tokens, context_tokens)
+            total += layer.values_per_token() * slots * value_bytes
+    attends = f"a segment of {config.infini_segment_tokens:,} tokens and a matrix per KV head"
+    return Need(NAMES[Policy.INFINI], attends, total)
 
 
 def infllm(
@@ -116,13 +200,20 @@ def infllm(
             fixed += slots * layer.values_per_token() * value_bytes
             continue
         slots = lead + whole_tokens if whole_tokens else _window_slots(config, context_tokens)
-        # The window holds raw and rotated keys, values, and running sums of queries in float32.
+        # The window holds raw and rotated keys, values, and running sums of queries in float32
+        # (by attention mass: one number for each key).
         fixed += slots * layer.kv_heads * (2 * layer.key_dim + layer.value_dim) * value_bytes
         if not whole_tokens:
-            fixed += slots * layer.kv_heads * layer.key_dim * 4
+            scores = {RepresentativeRule.DOT: layer.key_dim, RepresentativeRule.ATTENTION: 1}
+            fixed += slots * layer.kv_heads * scores.get(config.representative_rule, 0) * 4
+        cached = config.device_cache_blocks * config.block_tokens
+        fixed += cached * layer.values_per_token() * value_bytes
         if blocks:
             fixed += config.sink_tokens * layer.values_per_token() * value_bytes
-            per_block = 4 * layer.key_dim + 2 * config.representatives_per_block
+            mean = config.representative_rule is RepresentativeRule.MEAN
+            keys = 1 if mean else config.representatives_per_block
+            each = 0 if config.representatives_relevance is Relevance.SUM else keys
+            per_block = 4 * layer.key_dim * (1 + each) + 2 * keys
             growing += blocks * layer.kv_heads * per_block
             host += layer.stored_bytes(config.codec, config, blocks, value_bytes)
             tail = min(blocks, config.segment_blocks)
@@ -134,7 +225,9 @@ def infllm(
         else f"{config.sink_tokens} + {config.window_tokens:,} tokens and, of all others, the "
         f"{config.answer_blocks} blocks found by lookup"
     )
-    return Need("InfLLM", attends, fixed, growing, host, host_reading_bytes=reading)
+    paper = config.policy is Policy.INFLLM_PAPER
+    name = NAMES[Policy.INFLLM_PAPER if paper else Policy.INFLLM]
+    return Need(name, attends, fixed, growing, host, host_reading_bytes=reading)
 
 
 def least_host_bytes(layers: Sequence[LayerShape], value_bytes: int, config: MemoryConfig) -> int:
@@ -167,6 +260,24 @@ def tiered_layers(layers: Sequence[LayerShape]) -> list[LayerShape]:
     return full or list(layers)
 
 
+def _with_kind(layers: Sequence[LayerShape]) -> list[tuple[LayerShape, bool]]:
+    """Each layer, and whether the policy decides what it keeps."""
+    tiered = tiered_layers(layers)
+    return [(layer, layer in tiered) for layer in layers]
+
+
+def _reach_slots(config: MemoryConfig, context_tokens: int) -> int:
+    """Slots of the window buffer of `policies.sink_window`; sinks do not go into it."""
+    reach = config.budget_tokens - config.sink_tokens
+
+    def evicted(held: int, seen: int) -> int:
+        return max(0, held - (reach - 1))
+
+    return _slots(
+        0, config.chunk_tokens, 2, reach, context_tokens, evicted, skipped=config.sink_tokens
+    )
+
+
 def _window_slots(config: MemoryConfig, context_tokens: int) -> int:
     """Slots of a layer's window buffer, grown as `memory.window` and `memory.layer` grow it."""
     lead = config.sink_tokens + config.most_blocks * config.block_tokens
@@ -194,13 +305,23 @@ def _slots(
     kept_most: int,
     tokens: int,
     evicted: Callable[[int, int], int],
+    skipped: int = 0,
 ) -> int:
+    """The capacity that a window's buffer grows to.
+
+    Args:
+        skipped: first tokens, which are kept elsewhere.
+    """
     capacity = first = last = lead
     seen = read = 0
     # After a few windows the buffer has its final size.
     tokens = min(tokens, 4 * (lead + kept_most) + 8 * chunk)
     while read < tokens:
         length = min(chunk, tokens - read)
+        read += length
+        length = min(length, read - skipped)
+        if length <= 0:
+            continue
         if last + length > capacity:
             held = last - first
             needed = lead + held + length
@@ -208,7 +329,6 @@ def _slots(
                 capacity = needed + slack_chunks * chunk
             first, last = lead, lead + held
         last += length
-        read += length
         gone = evicted(last - first, seen)
         first += gone
         seen += gone

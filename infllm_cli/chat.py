@@ -117,10 +117,12 @@ def _obey(text: str, conversation: Conversation, console: Console) -> bool:
 def stats(conversation: Conversation) -> str:
     """Turns, tokens and where they are, in one line."""
     state = conversation.memory.state
-    tokens = conversation.tokens
+    tokens, near = conversation.tokens, conversation.tokens_in_window
+    where = "" if near is None else f", {near:,} of them in the window"
+    blocks = f", {state.blocks} blocks per layer" if state.config.policy.has_blocks else ""
     return (
-        f"{len(conversation.turns)} turns, {tokens:,} tokens, {conversation.tokens_in_window:,} of "
-        f"them in the window; {state.tokens:,} tokens in all, {state.blocks} blocks per layer"
+        f"{len(conversation.turns)} turns, {tokens:,} tokens{where}; {state.tokens:,} tokens in "
+        f"all{blocks}"
     )
 
 

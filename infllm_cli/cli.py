@@ -11,11 +11,21 @@ from typing import Annotated, Any
 import typer
 
 from infllm_cli import __version__
-from infllm_cli.commands import ask, chat, evaluate, memory, model, plan, read, summarize
+from infllm_cli.commands import (
+    ask,
+    chat,
+    evaluate,
+    fit_gates,
+    memory,
+    model,
+    plan,
+    read,
+    summarize,
+)
 from infllm_cli.config_file import config_path, load_config
 from infllm_cli.options import EXIT_CODES
 
-COMMANDS = (ask, summarize, chat, read, plan, model, evaluate, memory)
+COMMANDS = (ask, summarize, chat, read, plan, model, evaluate, fit_gates, memory)
 
 ABOUT = "Ask questions about documents of any length and summarize them, on bounded memory."
 EXAMPLES = """\b

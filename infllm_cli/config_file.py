@@ -12,6 +12,17 @@ from pathlib import Path
 from typing import Any
 
 from infllm_cli.errors import UsageError
+from infllm_cli.memory.knobs import (
+    CachePolicy,
+    InfiniGates,
+    InfiniUpdate,
+    Lookup,
+    Policy,
+    Positions,
+    Relevance,
+    RepresentativeRule,
+    Sharing,
+)
 
 WHOLE, NUMBER, TEXT, SWITCH = "a whole number", "a number", "a string", "true or false"
 
@@ -43,6 +54,20 @@ SETTINGS: dict[str, str | tuple[str, ...]] = {
     "blocks": WHOLE,
     "read-blocks": WHOLE,
     "chunk": WHOLE,
+    "policy": tuple(item.value for item in Policy),
+    "block": WHOLE,
+    "representatives": WHOLE,
+    "representative-rule": tuple(item.value for item in RepresentativeRule),
+    "relevance": tuple(item.value for item in Relevance),
+    "sharing": tuple(item.value for item in Sharing),
+    "positions": tuple(item.value for item in Positions),
+    "read-lookup": tuple(item.value for item in Lookup),
+    "answer-lookup": tuple(item.value for item in Lookup),
+    "device-cache": WHOLE,
+    "device-cache-policy": tuple(item.value for item in CachePolicy),
+    "infini-segment": WHOLE,
+    "infini-update": tuple(item.value for item in InfiniUpdate),
+    "infini-gates": tuple(item.value for item in InfiniGates),
     "reread-tokens": WHOLE,
     "candidates": WHOLE,
 }

@@ -138,7 +138,9 @@ class PlainConsole(Console):
 
     def begin_reading(self, name: str, memory: Memory) -> None:
         """What is read, and how."""
-        how = "as a whole" if memory.whole else "into blocks"
+        policy = memory.state.config.policy
+        how = "into blocks" if policy.has_blocks else f"by {policy.value}"
+        how = "as a whole" if memory.whole else how
         self._line(f"reading {name}: {len(memory.tokens)} tokens, {how}")
 
     def chunk_read(self, event: ChunkRead) -> None:

@@ -55,8 +55,10 @@ class Conversation:
         return self.memory.state.tokens - self._began
 
     @property
-    def tokens_in_window(self) -> int:
-        """Of these, those that every layer still has in its window."""
+    def tokens_in_window(self) -> int | None:
+        """Of these, those that every layer still has in its window; None: the policy has none."""
+        if not self.memory.state.tiered:
+            return None
         starts = [layer.window.start for layer in self.memory.state.tiered]
         return self.memory.state.tokens - max([self._began, *starts])
 

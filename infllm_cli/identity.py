@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from infllm_cli.memory.config import MemoryConfig
 from infllm_cli.models.loading import LoadedModel
 from infllm_cli.models.selftest import fingerprint
 from infllm_cli.models.weights import weights_sha256
@@ -38,7 +39,11 @@ _OF_NO_ACCOUNT = {
     "pad_token_id",
 }
 # Decides how the memory is asked, not what it holds.
-_ASKING = {"answer_blocks", "answer_lookup"}
+ASKING = frozenset({"answer_blocks", "answer_lookup", "device_cache_blocks", "device_cache_policy"})
+# Of policies whose memories are not saved.
+_OF_OTHERS = frozenset({"infini_segment_tokens", "infini_update", "infini_gates"})
+# Came later: as long as they are what they always were, a memory from before is the same.
+_KNOBS = frozenset({"policy", "representative_rule", "relevance", "sharing", "positions"})
 
 
 def key_facts(
@@ -50,7 +55,13 @@ def key_facts(
         OSError: the weights cannot be read.
     """
     document, loaded, state = memory.document, reader.loaded, memory.state
-    config = {n: v for n, v in state.config.as_dict().items() if n not in _ASKING}
+    assert state.config.policy.has_blocks, "nothing else is saved"
+    usual = MemoryConfig().as_dict()
+    config = {
+        name: value
+        for name, value in state.config.as_dict().items()
+        if name not in ASKING | _OF_OTHERS and not (name in _KNOBS and value == usual[name])
+    }
     return {
         "format": FORMAT,
         "document": [document.sha256, *(part.sha256 for part in document.parts)],

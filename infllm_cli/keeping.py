@@ -72,7 +72,10 @@ class Keeper:
         self._pressed = need.host_peak_bytes > limits.host
         self._spill_room: int | None = None  # bytes of disk, where they do not suffice
         try:
-            if limits.save:
+            if limits.save and not memory.state.config.policy.has_blocks:
+                policy = memory.state.config.policy.value
+                note(f"what --policy {policy} keeps is not saved: every command reads anew.")
+            elif limits.save:
                 self._find(reader, cache_dir, progress)
                 if not memory.complete:
                     self._plan_saving(need)
@@ -342,7 +345,7 @@ def needed(reader: Reader, memory: Memory) -> budget.Need:
         for g in loaded.layers
     ]
     context = memory.prefix_tokens + len(memory.tokens)
-    return budget.infllm(
+    return budget.of_policy(
         layers,
         loaded.dtype.itemsize,
         reader.config,

@@ -17,6 +17,7 @@ from infllm_cli.budget import LayerShape, Need
 from infllm_cli.errors import UsageError
 from infllm_cli.limits import Limits, disk_room, memories_folder
 from infllm_cli.memory.config import MemoryConfig
+from infllm_cli.memory.knobs import Policy
 from infllm_cli.shelf import Shelf
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ class Plan:
         document: its name, or None for a number of tokens.
         tokens: of the document; with `estimated`, about.
         whole: attended whole, without blocks.
-        needs: by policy; the last of them is InfLLM's.
+        needs: of every policy, in the order of `budget.NAMES`.
         weight_bytes: of the model, None where it is not there.
         free_disk_bytes: that the document may take.
         saved_bytes: of the files that are kept for the next question; 0: none.
@@ -58,6 +59,11 @@ class Plan:
     saved_bytes: int = 0
     host_limit_bytes: int | None = None
     tokens_per_second: float | None = None
+
+    @property
+    def need(self) -> Need:
+        """Of the policy that the document is to be read by."""
+        return next(n for n in self.needs if n.policy == budget.NAMES[self.config.policy])
 
     @property
     def seconds(self) -> float | None:
@@ -109,7 +115,11 @@ def plan_document(
     facts = catalog.describe(wanted, cache_dir)
     outline = load_outline(folder.path, folder.name)
     sizes = sizes or {}
-    config = MemoryConfig.for_model(outline.trained_length, **sizes)
+
+    def config_of(policy: Policy | None) -> MemoryConfig:
+        return MemoryConfig.for_model(outline.trained_length, **{**sizes, "policy": policy})
+
+    config = config_of(sizes.get("policy"))
     prompt = prompts.build_prompt(outline.tokenizer, outline.generation_config)
 
     def count(text: str) -> int:
@@ -121,24 +131,28 @@ def plan_document(
     kind = str(choose_dtype(dtype, chosen)).removeprefix("torch.")
     value_bytes = 4 if kind == "float32" else 2
     context = len(prompt.prefix) + tokens
-    by_hand = any(size is not None for size in sizes.values())
+    # How blocks are stored says nothing about whether there are to be any.
+    by_hand = any(size is not None for name, size in sizes.items() if name != "codec")
     whole = not by_hand and context + RESERVE_TOKENS <= outline.trained_length
     needs = _needs(
-        outline.layers, value_bytes, config, context, context + RESERVE_TOKENS if whole else 0
+        outline.layers, value_bytes, config_of, context, context + RESERVE_TOKENS if whole else 0
     )
     limits = limits or Limits.usual()
     shelf = Shelf(memories_folder(cache_dir))
     room = disk_room(shelf, limits.disk)
     least = budget.least_host_bytes(outline.layers, value_bytes, config)
-    saved = budget.saved_bytes(needs[-1], config, len(outline.layers), context)
-    if not limits.save or saved > min(limits.budget, room):
-        saved = 0
-    needs[-1] = within(needs[-1], limits, least, saved)
+    chosen_need = list(budget.NAMES).index(config.policy)
+    saved = 0
+    if config.policy.has_blocks:
+        saved = budget.saved_bytes(needs[chosen_need], config, len(outline.layers), context)
+        if not limits.save or saved > min(limits.budget, room):
+            saved = 0
+        needs[chosen_need] = within(needs[chosen_need], limits, least, saved)
     return Plan(
         document=document.name,
         tokens=tokens,
         estimated=estimated,
-        blocks=0 if whole else budget.blocks_of(config, context),
+        blocks=0 if whole or not config.policy.has_blocks else budget.blocks_of(config, context),
         whole=whole,
         needs=needs,
         config=config,
@@ -161,7 +175,7 @@ def plan_document(
 
 
 def within(need: Need, limits: Limits, least: int, saved: int) -> Need:
-    """Where InfLLM's blocks lie: in RAM up to the limit, beyond it on disk, if they are not saved.
+    """Where blocks lie: in RAM up to the limit, beyond it on disk, if they are not saved.
 
     Args:
         least: host memory below which blocks cannot move to disk; such a plan stays as it is, and
@@ -201,16 +215,21 @@ def plan_shape(
         if value is not None and value < 1:
             raise UsageError(f"{flag} is {value}; it must be at least 1.")
     assert layers and kv_heads and head_dim
-    config = MemoryConfig(**{k: v for k, v in (sizes or {}).items() if v is not None})
+    chosen = {k: v for k, v in (sizes or {}).items() if v is not None}
+
+    def config_of(policy: Policy) -> MemoryConfig:
+        return MemoryConfig(**{**chosen, "policy": policy})
+
+    config = config_of(chosen.get("policy", Policy.INFLLM))
     kind = "bf16" if dtype == "auto" else dtype
     shapes = [LayerShape(kv_heads, head_dim, head_dim)] * layers
     return Plan(
         document=None,
         tokens=tokens,
         estimated=False,
-        blocks=budget.blocks_of(config, tokens),
+        blocks=budget.blocks_of(config, tokens) if config.policy.has_blocks else 0,
         whole=False,
-        needs=_needs(shapes, VALUE_BYTES[kind], config, tokens, 0),
+        needs=_needs(shapes, VALUE_BYTES[kind], config_of, tokens, 0),
         config=config,
         model={"layers": layers, "kv_heads": kv_heads, "head_dim": head_dim, "dtype": kind},
         available_bytes=machine.available_memory(),
@@ -221,14 +240,20 @@ def plan_shape(
 def _needs(
     layers: Sequence[LayerShape],
     value_bytes: int,
-    config: MemoryConfig,
+    config_of: Callable[[Policy], MemoryConfig],
     context: int,
     whole_tokens: int,
 ) -> list[Need]:
+    """Of every policy; only the program's own attends a context whole that fits."""
     return [
-        budget.dense(layers, value_bytes, context),
-        budget.streaming(layers, value_bytes, config, context),
-        budget.infllm(layers, value_bytes, config, context, whole_tokens=whole_tokens),
+        budget.of_policy(
+            layers,
+            value_bytes,
+            config_of(policy),
+            context,
+            whole_tokens=whole_tokens if policy is Policy.INFLLM else 0,
+        )
+        for policy in budget.NAMES
     ]
 
 
@@ -268,7 +293,9 @@ def as_lines(plan: Plan) -> list[str]:
     name = f"{model['name']}, " if "name" in model else ""
     where = f" on {model['device']}" if "device" in model else ""
     weights = f", {wording.size(plan.weight_bytes)} of weights" if plan.weight_bytes else ""
-    how = f"{plan.blocks:,} blocks of {plan.config.block_tokens} per layer"
+    how = f"read by {plan.need.policy}"
+    if plan.config.policy.has_blocks:
+        how = f"{plan.blocks:,} blocks of {plan.config.block_tokens} per layer"
     lines = [
         f"document  {plan.document or 'any'}: {about}{plan.tokens:,} tokens, "
         f"{'attended whole, no blocks' if plan.whole else how}",
@@ -284,11 +311,11 @@ def as_lines(plan: Plan) -> list[str]:
             f"{wording.size(need.disk_bytes):>10}  {'yes' if plan.fits(need) else 'no ':<4}"
             f"  {need.attends}"
         )
-    need = plan.needs[-1]
+    need = plan.need
     verdict = "fits" if plan.fits(need) else "does not fit"
     lines += [
         "",
-        f"memory    InfLLM takes about {wording.size(plan.memory_bytes(need))} in all; "
+        f"memory    {need.policy} takes about {wording.size(plan.memory_bytes(need))} in all; "
         f"{wording.size(plan.available_bytes)} is free here: it {verdict}",
         f"disk      {wording.size(need.disk_bytes)}"
         + (", kept for the next question" if plan.saved_bytes else "")
@@ -317,13 +344,13 @@ def render(plans: Sequence[Plan], *, as_json: bool) -> str:
 def table_lines(plans: Sequence[Plan]) -> list[str]:
     """The calculator's table: bytes on the device by policy, a line per length."""
     names = [need.policy for need in plans[0].needs]
-    lines = [f"{'tokens':>10}" + "".join(f"{name:>14}" for name in names) + "   InfLLM host"]
+    lines = [f"{'tokens':>10}" + "".join(f"{name:>13}" for name in names) + "  InfLLM host"]
     for plan in plans:
         held = [need.device_bytes + need.device_growing_bytes for need in plan.needs]
         host = plan.needs[-1].host_bytes
         lines.append(
             f"{plan.tokens:>10,}"
-            + "".join(f"{wording.size(count):>14}" for count in held)
-            + f"{wording.size(host):>14}"
+            + "".join(f"{wording.size(count):>13}" for count in held)
+            + f"{wording.size(host):>13}"
         )
     return lines

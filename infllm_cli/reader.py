@@ -22,7 +22,9 @@ from infllm_cli.attention import MemoryCall, forward
 from infllm_cli.document import Document
 from infllm_cli.errors import CapacityError, DocumentError, InfllmError, UsageError
 from infllm_cli.events import Answer, ChunkRead, Looked, Quoted, TokenOut
+from infllm_cli.gates import choose_gates
 from infllm_cli.memory.config import MemoryConfig
+from infllm_cli.memory.knobs import Policy
 from infllm_cli.memory.model_memory import ModelMemory
 from infllm_cli.memory.step import Phase, Step
 from infllm_cli.models.loading import LoadedModel, load_model, quiet_transformers
@@ -95,7 +97,7 @@ class Reader:
 
     Args:
         loaded: see `infllm_cli.models.loading`.
-        config: sizes of the memory; by default what fits the model.
+        config: sizes and policy of the memory; by default what fits the model.
 
     Raises:
         UsageError: the sizes do not fit the model's trained length.
@@ -106,6 +108,7 @@ class Reader:
         self.model = loaded.model
         self.config = config or MemoryConfig.for_model(loaded.trained_length)
         self.config.check_fits(loaded.trained_length)
+        self.gates = choose_gates(loaded, self.config)
         with quiet_transformers():
             self.prompt = prompts.build_prompt(loaded.tokenizer, loaded.model.generation_config)
 
@@ -133,7 +136,7 @@ class Reader:
             dtype: auto, bf16, f16, f32.
             cache_dir: where models are kept; default: the user's cache folder.
             progress: called with a stage, steps done and steps in all while fetching.
-            sizes: fields of `MemoryConfig`; None means the default.
+            sizes: fields of `MemoryConfig`, `policy` among them; None means the default.
 
         Raises:
             InfllmError: see `models.catalog.resolve` and `models.loading.load_model`.
@@ -144,6 +147,7 @@ class Reader:
         folder = catalog.resolve(model or catalog.DEFAULT_MODEL, cache_dir, progress)
         memo = cache_dir / "selftest.json"
         loaded = load_model(folder.path, folder.name, device=device, dtype=dtype, memo=memo)
+        loaded.cache_dir = cache_dir
         return cls(loaded, MemoryConfig.for_model(loaded.trained_length, **sizes))
 
     def reserve_for(self, questions: list[str], options: AnswerOptions) -> int:
@@ -168,7 +172,8 @@ class Reader:
         Args:
             document: see `infllm_cli.document`.
             reserve_tokens: what question and answer may take if the document is attended whole.
-            allow_whole: False sends even a short document through the tiers.
+            allow_whole: False sends even a short document through the tiers; a policy that is not
+                the program's own is never without a say.
             host_limit_bytes: most host memory that its keys and values may take.
             disk_bytes: what may lie on disk of those that pass the limit (see `keeping`).
 
@@ -188,7 +193,8 @@ class Reader:
         context = len(self.prompt.prefix) + len(tokens.ids)
         trained = self.loaded.trained_length
         # Whatever the question and its answer take: a saved memory is to serve all of them.
-        whole = allow_whole and context + RESERVE_TOKENS <= trained
+        own = self.config.policy is Policy.INFLLM
+        whole = allow_whole and own and context + RESERVE_TOKENS <= trained
         if host_limit_bytes is not None and not whole:
             self._check_limit(document, len(tokens.ids), host_limit_bytes, disk_bytes)
         return self.empty(document, tokens, whole=whole, reserve_tokens=reserve_tokens)
@@ -200,12 +206,15 @@ class Reader:
         context = len(self.prompt.prefix) + len(tokens.ids)
         reserve_tokens = max(reserve_tokens, RESERVE_TOKENS)
         trained = self.loaded.trained_length
-        length = context + reserve_tokens if whole else self.config.context_tokens
+        length = self.config.context_tokens
+        if whole or self.config.policy is Policy.DENSE:
+            length = context + reserve_tokens
         state = ModelMemory(
             self.loaded.layers_for(length),
             self.config,
             trained_length=trained,
             whole_tokens=trained if whole else 0,
+            gates=self.gates.weights,
         )
         state.reserve(context + reserve_tokens)
         passages = cut_passages(document.text, tokens, [part.heading for part in document.parts])
@@ -220,7 +229,10 @@ class Reader:
         ]
         context = len(self.prompt.prefix) + tokens
         value_bytes = self.loaded.dtype.itemsize
-        needed = budget.infllm(layers, value_bytes, self.config, context).host_peak_bytes
+        need = budget.of_policy(layers, value_bytes, self.config, context)
+        needed = need.host_peak_bytes
+        if self.config.policy is Policy.DENSE and self.loaded.device.type == "cpu":
+            needed, disk = need.device_bytes, 0  # one and the same memory, and nothing moves away
         least = budget.least_host_bytes(layers, value_bytes, self.config)
         if not budget.fits_host_and_disk(needed, least, times * limit, times * disk):
             about = "about " if times > 1 else ""

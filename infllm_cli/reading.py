@@ -53,6 +53,8 @@ def load_reader(source: Source, console: Console) -> Reader:
         **source.sizes.as_dict(),
     )
     tell_plain_form(reader, console)
+    if reader.gates.told:
+        console.note(reader.gates.told)
     return reader
 
 

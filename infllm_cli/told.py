@@ -124,6 +124,8 @@ def as_json(
             "file": None if written is None else str(written),
             "device_bytes_peak": peak_bytes(reader, memory),
             "config": reader.config.as_dict(),
+            "gates": reader.gates.as_dict(),
+            "device_cache": memory.state.device_cache,
         },
         "model": {
             "name": loaded.name,
@@ -151,6 +153,8 @@ def report_facts(
         facts.append(("from a saved memory", f"{memory.reused_tokens:,} of {total}"))
     if memory.whole:
         facts.append(("memory", "attended whole, no blocks"))
+    elif not state.config.policy.has_blocks:
+        facts.append(("memory", f"as {state.config.policy.value} keeps it"))
     else:
         facts.append(
             (
@@ -159,6 +163,9 @@ def report_facts(
                 f"{state.config.codec.value}",
             )
         )
+    if cached := state.device_cache:
+        found = f"{cached['hits']:,} of {cached['hits'] + cached['misses']:,} blocks were there"
+        facts.append(("device cache", found))
     if state.dropped:
         facts.append(("dropped", f"{state.dropped:,} of these blocks"))
     facts.append(("host", size(state.host_bytes)))

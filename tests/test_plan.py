@@ -22,7 +22,8 @@ from infllm_cli.document import decode_document
 from infllm_cli.errors import CapacityError, ModelError, UsageError
 from infllm_cli.limits import Limits
 from infllm_cli.memory.codecs import Codec
-from infllm_cli.memory.config import MemoryConfig
+from infllm_cli.memory.config import FLAGS, MemoryConfig
+from infllm_cli.memory.knobs import Policy, Relevance, RepresentativeRule
 from infllm_cli.models.loading import shapes_of
 from infllm_cli.models.probe import probe_layers
 
@@ -101,11 +102,60 @@ def test_a_plan_counts_the_bytes_of_every_codec(kind, codec):
     assert full == sum(layer.arena.segments[0].nbytes for layer in memory.state.tiered)
 
 
-def test_streaming_keeps_sinks_and_window_however_long_the_text():
-    config = MemoryConfig()
-    longer = [budget.streaming(BIG, 2, config, n).device_bytes for n in (10_000, 1_000_000)]
-    assert longer == [327_680 * (64 + 1024)] * 2
-    assert budget.streaming(BIG, 2, config, 100).device_bytes == 327_680 * 100
+@pytest.mark.parametrize("policy", [p for p in Policy if not p.has_blocks and p != Policy.DENSE])
+def test_what_forgets_takes_a_constant_however_long_the_text(policy):
+    config = MemoryConfig(policy=policy)
+    needs = [budget.of_policy(BIG, 2, config, n) for n in (10_000, 1_000_000)]
+    assert needs[0] == needs[1] and needs[0].policy == budget.NAMES[policy]
+    assert needs[0].host_bytes == needs[0].device_growing_bytes == 0
+
+
+def test_infini_attention_takes_less_than_a_gigabyte_for_a_million_tokens_of_a_70b_model():
+    need = budget.of_policy(BIG, 2, MemoryConfig(policy=Policy.INFINI), 1_000_000)
+    matrices = 2 * 80 * 8 * (128 * 128 + 128) * 4
+    assert need.device_bytes == 327_680 * 2048 + matrices < 1_000_000_000
+
+
+@pytest.mark.parametrize("kind", ["llama", "gemma3_text"])
+@pytest.mark.parametrize("characters", [20, 100, 900, 6_000])
+@pytest.mark.parametrize("policy", [p for p in Policy if p not in (Policy.DENSE, Policy.INFLLM)])
+def test_the_bytes_of_every_policy_are_those_that_reading_takes(policy, characters, kind):
+    sizes = {n: getattr(SMALL, n) for n in FLAGS if n != "read_blocks"}
+    config = MemoryConfig(policy=policy, infini_segment_tokens=100, codec=Codec.FULL, **sizes)
+    reader = make_reader(torch.bfloat16, kind=kind, config=config)
+    memory = read_text(reader, prose(characters), whole=True)
+    assert not memory.whole, "a policy that was chosen has a say about short documents, too"
+    shapes = shapes_of(reader.model.config.get_text_config())
+    need = budget.of_policy(shapes, 2, config, memory.state.tokens)
+    assert memory.state.host_bytes == need.host_bytes
+    assert memory.device_bytes_peak == need.device_bytes + need.device_growing_bytes
+
+
+@pytest.mark.parametrize("rule", list(RepresentativeRule))
+@pytest.mark.parametrize("relevance", list(Relevance))
+def test_knobs_take_the_bytes_that_are_planned(rule, relevance):
+    config = replace(SMALL, representative_rule=rule, relevance=relevance, device_cache_blocks=3)
+    reader = make_reader(config=config)
+    memory = read_text(reader, prose(2000))
+    shapes = shapes_of(reader.model.config.get_text_config())
+    need = budget.of_policy(shapes, 4, config, memory.state.tokens)
+    assert memory.device_bytes_peak == need.device_bytes + need.device_growing_bytes
+
+
+def test_dense_attention_that_the_memory_does_not_hold_is_refused_before_it_is_read():
+    config = MemoryConfig.for_model(2048, policy=Policy.DENSE)
+    reader = make_reader(config=config)
+    document = decode_document(prose(6000).encode(), "text")
+    need = budget.of_policy(
+        shapes_of(reader.model.config.get_text_config()),
+        4,
+        config,
+        len(reader.prompt.prefix) + len(reader.prompt.tokenizer.encode(document.text).ids),
+    )
+    assert need.device_bytes > 500_000
+    with pytest.raises(CapacityError, match="--host-limit"):
+        reader.open(document, host_limit_bytes=need.device_bytes - 1, disk_bytes=2**40)
+    reader.open(document, host_limit_bytes=need.device_bytes)
 
 
 @pytest.mark.parametrize("kind", [*ARCHITECTURES, *VARIANTS])
@@ -152,7 +202,11 @@ def test_tokens_and_blocks_are_those_of_a_reading(place):
     assert planned.tokens == len(reader.prompt.tokenizer.encode(text)) and not planned.estimated
     assert planned.blocks > 10 and not planned.whole
     assert planned.model["trained_length"] == 512 and planned.weight_bytes > 100_000
-    assert [need.policy for need in planned.needs] == ["dense", "StreamingLLM", "InfLLM"]
+    names = [need.policy for need in planned.needs]
+    assert names == list(budget.NAMES.values()) and names[-1] == planned.need.policy == "InfLLM"
+    chosen = plan_of(place, text, sizes={"policy": Policy.H2O})
+    assert chosen.need.policy == "H2O" and chosen.blocks == chosen.saved_bytes == 0
+    assert any("H2O takes about" in line for line in plan.as_lines(chosen))
     short = plan_of(place, "Too short for any block.", dtype="f32")
     assert short.blocks == 0 and not short.whole  # 512 tokens are the reserve for an answer
 

@@ -100,7 +100,7 @@ def attended(
 def defined(
     g: LayerGeometry, stream: Stream, sees: Callable[[int], list[tuple[int, int]]]
 ) -> Tensor:
-    """Outputs [H, n, d] where the token at t sees `sees(t)`: positions, and how far away each is."""
+    """Outputs [H, n, d] where the token at t sees `sees(t)`: positions and their distances."""
     out = []
     for t in range(stream.k.shape[1]):
         at = sees(t)

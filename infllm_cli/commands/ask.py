@@ -88,7 +88,7 @@ def ask(
             document=document,
             questions=asked,
             model=model,
-            options=answer_options(sampling, recall),
+            options=answer_options(sampling, recall, sizes),
             limits=limits,
             sizes=sizes,
             evidence=evidence,

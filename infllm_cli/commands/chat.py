@@ -62,7 +62,7 @@ def chat(
 
         request = ChatRequest(
             source=Source(document, model, limits, sizes),
-            options=answer_options(sampling, recall),
+            options=answer_options(sampling, recall, sizes),
             evidence=evidence,
             as_json=as_json,
         )

@@ -13,12 +13,16 @@ from infllm_cli.options import (
     AllowDrop,
     AnsweringChoice,
     AnsweringOption,
+    AnswerLookup,
+    Block,
     Blocks,
     Cache,
+    CachePolicyOption,
     Candidates,
     Chunk,
     Depths,
     Device,
+    DeviceCacheOption,
     DiskLimit,
     Dtype,
     EvalAnswering,
@@ -26,21 +30,31 @@ from infllm_cli.options import (
     FormOption,
     HeatmapFiles,
     HostLimit,
+    InfiniGatesOption,
+    InfiniSegment,
+    InfiniUpdateOption,
     Lengths,
     LimitSeconds,
     MaxTokens,
     MemoryBudget,
     Model,
     Policies,
+    PolicyOption,
+    PositionsOption,
     Precision,
     Quote,
     QuoteChoice,
     ReadBlocks,
+    ReadLookup,
+    RelevanceOption,
+    RepresentativeRuleOption,
+    Representatives,
     RereadTokens,
     ResultsFile,
     Samples,
     Save,
     Seed,
+    SharingOption,
     Sinks,
     Store,
     StoreChoice,
@@ -79,7 +93,7 @@ class SamplingFlags:
     temperature: Temperature = 0.0
     top_p: TopP = 1.0
     seed: Seed = 0
-    answering: AnsweringOption = AnsweringChoice.BOTH
+    answering: AnsweringOption = None
     quote: Quote = QuoteChoice.AUTO
 
 
@@ -97,7 +111,7 @@ class GridFlags:
 
     lengths: Lengths = "4k,8k"
     depths: Depths = 5
-    policies: Policies = "infllm"
+    policies: Policies = None
     samples: Samples = 1
     seed: TaskSeed = 0
     answering: EvalAnswering = AnsweringChoice.MEMORY
@@ -167,7 +181,40 @@ class KeepFlags:
 
 
 @dataclass(frozen=True)
-class SizeFlags:
+class KnobFlags:
+    """Policy and knobs of the method; None means the default."""
+
+    policy: PolicyOption = None
+    block: Block = None
+    representatives: Representatives = None
+    representative_rule: RepresentativeRuleOption = None
+    relevance: RelevanceOption = None
+    sharing: SharingOption = None
+    positions: PositionsOption = None
+    read_lookup: ReadLookup = None
+    answer_lookup: AnswerLookup = None
+    device_cache: DeviceCacheOption = None
+    device_cache_policy: CachePolicyOption = None
+    infini_segment: InfiniSegment = None
+    infini_update: InfiniUpdateOption = None
+    infini_gates: InfiniGatesOption = None
+
+    def knobs(self) -> dict[str, Any]:
+        """By the names of `MemoryConfig`."""
+        named = {
+            "block": "block_tokens",
+            "representatives": "representatives_per_block",
+            "device_cache": "device_cache_blocks",
+            "infini_segment": "infini_segment_tokens",
+        }
+        return {
+            named.get(field.name, field.name): getattr(self, field.name)
+            for field in fields(KnobFlags)
+        }
+
+
+@dataclass(frozen=True)
+class SizeFlags(KnobFlags):
     """Sizes of the memory, None means the default; and how it is stored."""
 
     window: Window = None
@@ -179,12 +226,13 @@ class SizeFlags:
 
     @property
     def given(self) -> bool:
-        """Whether any size was given by hand."""
+        """Whether any size or knob was given by hand."""
         return any(size is not None for size in self.sizes().values())
 
-    def sizes(self) -> dict[str, int | None]:
-        """By the names of `MemoryConfig`."""
+    def sizes(self) -> dict[str, Any]:
+        """Sizes and knobs, by the names of `MemoryConfig`."""
         return {
+            **self.knobs(),
             "window_tokens": self.window,
             "sink_tokens": self.sinks,
             "answer_blocks": self.blocks,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, BinaryIO
 import typer
 
 if TYPE_CHECKING:
-    from infllm_cli.commands.groups import RecallFlags, SamplingFlags
+    from infllm_cli.commands.groups import RecallFlags, SamplingFlags, SizeFlags
     from infllm_cli.console import Console
     from infllm_cli.document import Document
     from infllm_cli.sampling import AnswerOptions
@@ -48,20 +48,28 @@ def open_document(console: Console, files: list[str], encoding: str | None) -> D
     return load_files(files, open_stdin(console, *files), encoding, console.note)
 
 
-def answer_options(sampling: SamplingFlags, recall: RecallFlags) -> AnswerOptions:
+def answer_options(sampling: SamplingFlags, recall: RecallFlags, sizes: SizeFlags) -> AnswerOptions:
     """How to answer, as the flags say.
+
+    Whoever chooses another policy wants to see what it answers, not what is read again beside it.
 
     Raises:
         UsageError: a value out of range.
     """
+    from infllm_cli.memory.knobs import Policy
     from infllm_cli.sampling import Answering, AnswerOptions, Quoting
 
+    if sampling.answering is not None:
+        answering = Answering(sampling.answering.value)
+    else:
+        own = sizes.policy in (None, Policy.INFLLM)
+        answering = Answering.BOTH if own else Answering.MEMORY
     return AnswerOptions(
         max_tokens=sampling.max_tokens,
         temperature=sampling.temperature,
         top_p=sampling.top_p,
         seed=sampling.seed,
-        answering=Answering(sampling.answering.value),
+        answering=answering,
         quote=Quoting(sampling.quote.value),
         reread_tokens=recall.reread_tokens,
         candidates=recall.candidates,

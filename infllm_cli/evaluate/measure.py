@@ -92,12 +92,15 @@ def grid_of(tasks: Sequence[Task], flags: GridFlags, recall: RecallFlags, sizes:
     at_least("--samples", flags.samples, 1)
     if flags.limit_seconds is not None:
         at_least("--limit-seconds", flags.limit_seconds, 0)
-    policies = parse_names("--policies", flags.policies, [policy.value for policy in Policy])
+    policies = [sizes.policy or Policy.INFLLM]
+    if flags.policies is not None:
+        known = [policy.value for policy in Policy]
+        policies = [Policy(name) for name in parse_names("--policies", flags.policies, known)]
     return Grid(
         tasks=tasks,
         lengths=parse_lengths(flags.lengths),
         depths=evenly(flags.depths),
-        policies=[Policy(name) for name in policies],
+        policies=policies,
         samples=flags.samples,
         seed=flags.seed,
         options=AnswerOptions(

@@ -9,6 +9,7 @@ from infllm_cli.errors import UsageError
 from infllm_cli.memory.codecs import Codec
 from infllm_cli.memory.knobs import (
     CachePolicy,
+    InfiniGates,
     InfiniUpdate,
     Lookup,
     Policy,
@@ -66,6 +67,7 @@ class MemoryConfig:
     device_cache_policy: CachePolicy = CachePolicy.LRU
     infini_segment_tokens: int = 2048  # attended locally, then written into the memory
     infini_update: InfiniUpdate = InfiniUpdate.DELTA
+    infini_gates: InfiniGates = InfiniGates.FITTED
 
     def __post_init__(self) -> None:
         """Fill in what the policy decides, and refuse sizes that no memory could hold."""
@@ -228,6 +230,7 @@ KINDS: dict[str, type[enum.Enum]] = {
     "positions": Positions,
     "device_cache_policy": CachePolicy,
     "infini_update": InfiniUpdate,
+    "infini_gates": InfiniGates,
 }
 FLAGS = {
     "sink_tokens": "--sinks",
@@ -251,4 +254,5 @@ KNOB_FLAGS = {
     "device_cache_policy": "--device-cache-policy",
     "infini_segment_tokens": "--infini-segment",
     "infini_update": "--infini-update",
+    "infini_gates": "--infini-gates",
 }

@@ -71,6 +71,14 @@ class CachePolicy(enum.Enum):
     RANDOM = "random"
 
 
+class InfiniGates(enum.Enum):
+    """How much each head listens to the memory of Infini-attention."""
+
+    FITTED = "fitted"  # as `infllm fit-gates` found for the model; off where it has not been run
+    OFF = "off"  # not at all: segments know nothing of each other
+    HALF = "half"  # as much as to its segment, sigmoid(0): gates before any fitting
+
+
 class InfiniUpdate(enum.Enum):
     """How Infini-attention writes a segment into its memory."""
 

@@ -128,6 +128,14 @@ class ModelMemory:
         return max((layer.arena.dropped for layer in self.tiered), default=0)
 
     @property
+    def device_cache(self) -> dict[str, int] | None:
+        """Blocks that were on the device when they were wanted, or were not; None: no cache."""
+        caches = [layer.cache for layer in self.tiered if layer.cache is not None]
+        if not caches:
+            return None
+        return {"hits": sum(c.hits for c in caches), "misses": sum(c.misses for c in caches)}
+
+    @property
     def device_bytes(self) -> int:
         """Bytes held on the model's device."""
         return sum(layer.device_bytes for layer in self.layers)

@@ -40,6 +40,7 @@ class LoadedModel:
             sliding window).
         layers: geometry per layer, for contexts of ordinary length.
         folder: where it was loaded from, if from files.
+        cache_dir: where what belongs to it is kept, if anywhere.
     """
 
     name: str
@@ -49,6 +50,7 @@ class LoadedModel:
     layers: list[LayerGeometry]
     load_seconds: float = 0.0
     folder: Path | None = None
+    cache_dir: Path | None = None
     _by_length: dict[int, list[LayerGeometry]] = field(default_factory=dict)
 
     @property
