@@ -160,6 +160,7 @@ def test_the_oracle_is_told_by_layer_and_by_number_of_blocks() -> None:
     counted = oracle_report.count_table(rows)
     assert counted[0][-3:] == ["4 blocks", "8 blocks", "16 blocks"]
     assert counted[1][-3:] == ["19 %, found 100 %", "38 %, found 100 %", "75 %, found 100 %"]
-    (panel,) = oracle_report.sheet_of(rows).panels
-    assert panel.rows == ["0", "10"] and panel.columns == ["4", "8", "16"]
+    shares, found = oracle_report.sheet_of(rows).panels
+    assert shares.rows == ["0", "10"] and shares.columns == found.columns == ["4", "8", "16"]
+    assert found.rows == ["0"] and found.shares == [[1.0, 1.0, 1.0]]
     assert oracle_report.sheet_of([row(captured=[])]) is None

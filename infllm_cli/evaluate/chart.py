@@ -21,7 +21,6 @@ LEAST_PANEL = 4  # columns that a panel has room for at least, so that its title
 MARGIN, GAP = 24, 36
 TITLE_HEIGHT, PANEL_HEAD, PANEL_FOOT = 58, 42, 50
 LEGEND_HEIGHT = 48
-MOST_ACROSS = 3  # panels side by side
 LETTER = 6.6  # pixels, about, of the labels' letters
 
 
@@ -49,12 +48,14 @@ class Sheet:
     Attributes:
         caption: one line below the title.
         meaning: what a share is, for the scale.
+        across: panels side by side, at most.
     """
 
     title: str
     caption: str
     panels: Sequence[Panel]
     meaning: str = "score"
+    across: int = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +117,7 @@ def ink_on(colour: Colour) -> Colour:
 
 def lay_out(sheet: Sheet) -> Drawing:
     """Where everything stands."""
-    across = min(MOST_ACROSS, len(sheet.panels))
+    across = min(sheet.across, len(sheet.panels))
     left = max(_left(panel) for panel in sheet.panels)
     columns = max(LEAST_PANEL, *(len(panel.columns) for panel in sheet.panels))
     longest = max(len(panel.title) for panel in sheet.panels)

@@ -60,18 +60,24 @@ def layer_table(rows: Sequence[Row]) -> list[list[str]]:
 
 def sheet_of(rows: Sequence[Row]) -> Sheet | None:
     """Layers by numbers of blocks, a panel for each lookup; None where nothing is stored."""
-    panels = []
+    panels: list[Panel] = []
+    across = 1
     for (task, length, policy, phase), captured in groups_of(rows).items():
+        where = f"{phase} ({task}, {short_length(length)}, {policy})"
         counts = sorted({c["blocks"] for c in captured})
-        for way in distinct(c["way"] for c in captured):
-            own = [c for c in captured if c["way"] == way]
-            layers = _layers(own)
-            shares = [
-                [_of_layer([c for c in own if c["blocks"] == n], layer) for n in counts]
-                for layer in layers
-            ]
-            title = f"{way}: {phase} ({task}, {short_length(length)}, {policy})"
-            panels.append(Panel(title, layers, [str(n) for n in counts], shares, "layer", "blocks"))
+        ways = distinct(c["way"] for c in captured)
+        across = max(across, len(ways))
+        for name, said in (("shares", ""), ("found", "answer's block, ")):
+            layers = _layers(captured, name)
+            for way in ways if layers else []:
+                own = [c for c in captured if c["way"] == way]
+                shares = [
+                    [_of_layer([c for c in own if c["blocks"] == n], layer, name) for n in counts]
+                    for layer in layers
+                ]
+                columns = [str(n) for n in counts]
+                title = f"{said}{way}: {where}"
+                panels.append(Panel(title, layers, columns, shares, "layer", "blocks"))
     if not panels:
         return None
     model = rows[0]["settings"]["model"]
@@ -79,7 +85,8 @@ def sheet_of(rows: Sequence[Row]) -> Sheet | None:
         f"Attention that lookups capture: {model}",
         caption_of(rows),
         panels,
-        "share of the attention on stored blocks",
+        "share of the attention on stored blocks; of the answer's blocks: those loaded",
+        across,
     )
 
 
@@ -92,12 +99,12 @@ def _loaded(rows: Sequence[Row], policy: str, captured: Sequence[Row]) -> int:
     return max((n for n in counts if n <= wanted), default=counts[0])
 
 
-def _layers(captured: Sequence[Row]) -> list[str]:
-    return sorted({layer for c in captured for layer in c["shares"]}, key=int)
+def _layers(captured: Sequence[Row], name: str = "shares") -> list[str]:
+    return sorted({layer for c in captured for layer in c[name]}, key=int)
 
 
-def _of_layer(captured: Sequence[Row], layer: str) -> float | None:
-    values = [c["shares"][layer] for c in captured if layer in c["shares"]]
+def _of_layer(captured: Sequence[Row], layer: str, name: str = "shares") -> float | None:
+    values = [c[name][layer] for c in captured if layer in c[name]]
     return sum(values) / len(values) if values else None
 
 
