@@ -186,7 +186,7 @@ class LayerMemory:
             rotated = (rotated * scale).to(rotated.dtype)
         mask = step.mask(keys.shape[1], q)
         weights = None
-        want_weights = step.mass is not None or self._needs_weights(blocks)
+        want_weights = step.mass is not None or self.window.mass is not None
         if self._same_distance and lead:
             far_q = g.rotary.rotate(q, step.table(g.rotary, self.config.window_tokens, 1))
             out, weights = attend_two_distances(
@@ -203,6 +203,9 @@ class LayerMemory:
             out, weights = attend_weights(rotated, keys, values, mask, g.scaling, g.softcap)
         else:
             out = attend(rotated, keys, values, mask, g.scaling, g.softcap)
+            if blocks is not None and self._scores_cached:
+                # On top: what is cached must not change a bit of what is computed.
+                _, weights = attend_weights(rotated, keys, values, mask, g.scaling, g.softcap)
         if weights is not None:
             self._account(weights, blocks, lead, step)
         if blocks is not None:
@@ -299,10 +302,10 @@ class LayerMemory:
             return self.cache.fetch(blocks, self.arena.gather)
         return self.arena.gather(blocks)
 
-    def _needs_weights(self, blocks: Tensor | None) -> bool:
-        """Whether a choice to come goes by attention weights."""
-        scores = self.cache is not None and self.cache.policy is CachePolicy.LRU_S
-        return self.window.mass is not None or (scores and blocks is not None)
+    @property
+    def _scores_cached(self) -> bool:
+        """Whether blocks leave the device cache by the attention that they drew."""
+        return self.cache is not None and self.cache.policy is CachePolicy.LRU_S
 
     def _account(self, weights: Tensor, blocks: Tensor | None, lead: int, step: Step) -> None:
         """Note what the weights [H_kv, G * L, T] of this step tell of keys, blocks, positions."""
@@ -310,7 +313,7 @@ class LayerMemory:
         if self.window.mass is not None:
             held = slice(self.window.first, self.window.last)
             self.window.mass[:, held, 0] += per_key[:, lead:]
-        if self.cache is not None and blocks is not None:
+        if self._scores_cached and blocks is not None:
             per_block = per_key[:, self.config.sink_tokens : lead].unflatten(
                 1, (blocks.shape[1], -1)
             )
