@@ -200,6 +200,17 @@ def test_a_cell_that_cannot_be_measured_is_told_and_tried_again(
     assert runner_of(loaded, tmp_path, grid_of(), file)[0].found == 2
 
 
+def test_dense_attention_fails_where_memory_ends_and_blocks_go_on(
+    loaded: Any, tmp_path: Path
+) -> None:
+    policies = [Policy.DENSE, Policy.STREAMING_LLM]
+    runner, _ = runner_of(loaded, tmp_path, grid_of(policies=policies, depths=evenly(1)))
+    runner.limits = replace(runner.limits, host=100_000)
+    runner.run()
+    told = {row["policy"]: row.get("error", "") for row in runner.rows}
+    assert "--host-limit" in told["dense"] and told["streaming-llm"] == ""
+
+
 def test_what_is_wrong_with_all_cells_ends_the_command(
     loaded: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import xml.etree.ElementTree as ET
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,8 @@ from infllm_cli.evaluate import oracle_report
 from infllm_cli.evaluate.chart import Box, Panel, Sheet, colour_of, ink_on, lay_out
 from infllm_cli.evaluate.chart_files import check_files, svg, write
 from infllm_cli.evaluate.pictures import sheet_of
-from infllm_cli.evaluate.tables import grid_table
+from infllm_cli.evaluate.tables import as_text, grid_table
+from infllm_cli.table_view import write_table
 
 SETTINGS = {
     "model": "tiny",
@@ -73,6 +75,21 @@ def test_a_table_has_what_is_found_and_what_it_costs() -> None:
         "1.0 s",
     ]  # fmt: skip
     assert dense[2:4] == ["25 % of 1", "-"]
+
+
+def test_a_terminal_gets_a_drawn_table_and_a_pipe_markdown() -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    rows = [["task", "policy", "8k"], ["needle [bold]", "a\x1b[1m", "91 % of 11"]]
+    drawn, piped = Terminal(), io.StringIO()
+    write_table(rows, drawn)
+    write_table(rows, piped)
+    assert piped.getvalue() == as_text(rows)
+    assert "needle [bold]" in drawn.getvalue() and "91 % of 11" in drawn.getvalue()
+    assert "a\x1b" not in drawn.getvalue() and "a␛" in drawn.getvalue()
+    assert "|" not in drawn.getvalue()
 
 
 def test_nothing_overlaps_and_all_is_inside() -> None:

@@ -168,19 +168,18 @@ class Runner:
 
     def _measure(self, wanted: _Wanted, case: Case, document: Document) -> None:
         reader = self.readers[wanted.policy]
-        blocks = wanted.policy.has_blocks  # which can be limited, and moved to disk
         room = disk_room(Shelf(memories_folder(self.cache_dir)), self.limits.disk)
         try:
             memory = reader.open(
                 document,
                 allow_whole=False,
-                host_limit_bytes=self.limits.host if blocks else None,
-                disk_bytes=room if blocks else 0,
+                host_limit_bytes=self.limits.host,
+                disk_bytes=room,
             )
             with contextlib.ExitStack() as stack:
                 if self.grid.options.answering is not Answering.PASSAGES:
                     keeper = None
-                    if blocks:
+                    if wanted.policy.has_blocks:  # which can move to disk
                         keeper = Keeper(
                             reader, memory, self.cache_dir, self.limits, note=self.console.note
                         )
