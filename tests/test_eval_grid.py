@@ -249,9 +249,14 @@ def test_every_form_and_way_of_answering_works(
     assert len(console.read) == (answering is not Answering.PASSAGES)
 
 
+@pytest.mark.parametrize("answering", [Answering.MEMORY, Answering.BOTH])
 @pytest.mark.parametrize("policy", Policy)
-def test_every_policy_is_measured(loaded: Any, tmp_path: Path, policy: Policy) -> None:
-    runner, _ = runner_of(loaded, tmp_path, grid_of(policies=[policy], depths=evenly(1)))
+def test_every_policy_is_measured(
+    loaded: Any, tmp_path: Path, policy: Policy, answering: Answering
+) -> None:
+    options = replace(OPTIONS, answering=answering)
+    grid = grid_of(policies=[policy], depths=evenly(1), options=options)
+    runner, _ = runner_of(loaded, tmp_path, grid)
     runner.run()
     (row,) = runner.rows
     assert "error" not in row and row["settings"]["memory"]["policy"] == policy.value

@@ -9,17 +9,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from infllm_cli.commands.groups import (
-    GridFlags,
-    ModelFlags,
-    RecallFlags,
-    SizeFlags,
-    SpaceFlags,
-    grouped,
-)
+from infllm_cli.commands.groups import TaskFlags, grouped
 from infllm_cli.commands.shared import open_started
 from infllm_cli.interrupts import clean_end
-from infllm_cli.options import EXIT_CODES, JsonLines, Quiet
+from infllm_cli.options import EXIT_CODES
 
 if TYPE_CHECKING:
     from infllm_cli.evaluate.tasks.base import Task
@@ -39,13 +32,7 @@ DocumentFile = Annotated[
 @grouped
 def passkey(
     context: typer.Context,
-    grid: GridFlags = GridFlags(),  # noqa: B008  frozen; `grouped` takes it apart
-    model: ModelFlags = ModelFlags(),  # noqa: B008
-    as_json: JsonLines = False,
-    quiet: Quiet = False,
-    recall: RecallFlags = RecallFlags(),  # noqa: B008
-    space: SpaceFlags = SpaceFlags(),  # noqa: B008
-    sizes: SizeFlags = SizeFlags(),  # noqa: B008
+    flags: TaskFlags = TaskFlags(),  # noqa: B008  frozen; `grouped` takes it apart
 ) -> None:
     """A five-digit key in repeated filler (InfiniteBench)."""
 
@@ -54,19 +41,13 @@ def passkey(
 
         return [filler.passkey()]
 
-    _run(context, tasks, grid, model, recall, space, sizes, as_json, quiet)
+    _run(context, tasks, flags)
 
 
 @grouped
 def number(
     context: typer.Context,
-    grid: GridFlags = GridFlags(),  # noqa: B008
-    model: ModelFlags = ModelFlags(),  # noqa: B008
-    as_json: JsonLines = False,
-    quiet: Quiet = False,
-    recall: RecallFlags = RecallFlags(),  # noqa: B008
-    space: SpaceFlags = SpaceFlags(),  # noqa: B008
-    sizes: SizeFlags = SizeFlags(),  # noqa: B008
+    flags: TaskFlags = TaskFlags(),  # noqa: B008
 ) -> None:
     """Ten digits, half of them repeated, in repeated filler (InfiniteBench)."""
 
@@ -75,7 +56,7 @@ def number(
 
         return [filler.number()]
 
-    _run(context, tasks, grid, model, recall, space, sizes, as_json, quiet)
+    _run(context, tasks, flags)
 
 
 @grouped
@@ -91,13 +72,7 @@ def kv(
             show_default="official",
         ),
     ] = None,
-    grid: GridFlags = GridFlags(),  # noqa: B008
-    model: ModelFlags = ModelFlags(),  # noqa: B008
-    as_json: JsonLines = False,
-    quiet: Quiet = False,
-    recall: RecallFlags = RecallFlags(),  # noqa: B008
-    space: SpaceFlags = SpaceFlags(),  # noqa: B008
-    sizes: SizeFlags = SizeFlags(),  # noqa: B008
+    flags: TaskFlags = TaskFlags(),  # noqa: B008
 ) -> None:
     """The value of a key in a JSON object of UUIDs (Lost in the Middle, InfiniteBench)."""
 
@@ -108,7 +83,7 @@ def kv(
 
         return [task(name) for name in check_names("--prompt", prompts or [OFFICIAL], PROMPTS)]
 
-    _run(context, tasks, grid, model, recall, space, sizes, as_json, quiet)
+    _run(context, tasks, flags)
 
 
 @grouped
@@ -129,13 +104,7 @@ def needle(
             "--apart", help="A document for each depth, as published, instead of one for all."
         ),
     ] = False,
-    grid: GridFlags = GridFlags(),  # noqa: B008
-    model: ModelFlags = ModelFlags(),  # noqa: B008
-    as_json: JsonLines = False,
-    quiet: Quiet = False,
-    recall: RecallFlags = RecallFlags(),  # noqa: B008
-    space: SpaceFlags = SpaceFlags(),  # noqa: B008
-    sizes: SizeFlags = SizeFlags(),  # noqa: B008
+    flags: TaskFlags = TaskFlags(),  # noqa: B008
 ) -> None:
     """A sentence hidden in a document, at every depth (Kamradt)."""
 
@@ -148,7 +117,7 @@ def needle(
         (name,) = check_names("--wording", [wording], WORDINGS)
         return [task(Haystack.load(document), name, apart=apart)]
 
-    _run(context, tasks, grid, model, recall, space, sizes, as_json, quiet)
+    _run(context, tasks, flags)
 
 
 @grouped
@@ -164,13 +133,7 @@ def ruler(
         ),
     ] = None,
     document: DocumentFile = None,
-    grid: GridFlags = GridFlags(),  # noqa: B008
-    model: ModelFlags = ModelFlags(),  # noqa: B008
-    as_json: JsonLines = False,
-    quiet: Quiet = False,
-    recall: RecallFlags = RecallFlags(),  # noqa: B008
-    space: SpaceFlags = SpaceFlags(),  # noqa: B008
-    sizes: SizeFlags = SizeFlags(),  # noqa: B008
+    flags: TaskFlags = TaskFlags(),  # noqa: B008
 ) -> None:
     """Needles of eight kinds, variables, common and frequent words (RULER)."""
 
@@ -181,19 +144,13 @@ def ruler(
 
         return family(check_names("ruler", names or NAMES, NAMES), document)
 
-    _run(context, tasks, grid, model, recall, space, sizes, as_json, quiet)
+    _run(context, tasks, flags)
 
 
 @grouped
 def lines(
     context: typer.Context,
-    grid: GridFlags = GridFlags(),  # noqa: B008
-    model: ModelFlags = ModelFlags(),  # noqa: B008
-    as_json: JsonLines = False,
-    quiet: Quiet = False,
-    recall: RecallFlags = RecallFlags(),  # noqa: B008
-    space: SpaceFlags = SpaceFlags(),  # noqa: B008
-    sizes: SizeFlags = SizeFlags(),  # noqa: B008
+    flags: TaskFlags = TaskFlags(),  # noqa: B008
 ) -> None:
     """The content of a named line in a record (LongEval)."""
 
@@ -202,7 +159,7 @@ def lines(
 
         return [module.lines()]
 
-    _run(context, tasks, grid, model, recall, space, sizes, as_json, quiet)
+    _run(context, tasks, flags)
 
 
 @grouped
@@ -212,13 +169,7 @@ def order(
     segment_words: Annotated[
         int, typer.Option(metavar="N", help="Words of a passage: 20 or 50.")
     ] = 50,
-    grid: GridFlags = GridFlags(),  # noqa: B008
-    model: ModelFlags = ModelFlags(),  # noqa: B008
-    as_json: JsonLines = False,
-    quiet: Quiet = False,
-    recall: RecallFlags = RecallFlags(),  # noqa: B008
-    space: SpaceFlags = SpaceFlags(),  # noqa: B008
-    sizes: SizeFlags = SizeFlags(),  # noqa: B008
+    flags: TaskFlags = TaskFlags(),  # noqa: B008
 ) -> None:
     """Which of two passages came first (SORT); --samples pairs, guessing scores one half."""
 
@@ -231,7 +182,7 @@ def order(
         check_names("--segment-words", [str(segment_words)], sizes_known)
         return [module.order(Haystack.load(document), segment_words)]
 
-    _run(context, tasks, grid, model, recall, space, sizes, as_json, quiet)
+    _run(context, tasks, flags)
 
 
 @grouped
@@ -242,13 +193,7 @@ def oracle(
         typer.Option("--task", metavar="NAME", help="passkey, number, kv, needle or lines."),
     ] = "needle",
     document: DocumentFile = None,
-    grid: GridFlags = GridFlags(),  # noqa: B008
-    model: ModelFlags = ModelFlags(),  # noqa: B008
-    as_json: JsonLines = False,
-    quiet: Quiet = False,
-    recall: RecallFlags = RecallFlags(),  # noqa: B008
-    space: SpaceFlags = SpaceFlags(),  # noqa: B008
-    sizes: SizeFlags = SizeFlags(),  # noqa: B008
+    flags: TaskFlags = TaskFlags(),  # noqa: B008
 ) -> None:
     """The share of exact attention that each lookup captures, by layer; generates nothing."""
 
@@ -270,39 +215,22 @@ def oracle(
         check_names("--task", [name], list(known))
         return [known[name]()]
 
-    _run(context, tasks, grid, model, recall, space, sizes, as_json, quiet, measures_lookups=True)
+    _run(context, tasks, flags, measures_lookups=True)
 
 
 def _run(
     context: typer.Context,
     tasks: Callable[[], Sequence[Task]],
-    grid: GridFlags,
-    model: ModelFlags,
-    recall: RecallFlags,
-    space: SpaceFlags,
-    sizes: SizeFlags,
-    as_json: bool,
-    quiet: bool,
+    flags: TaskFlags,
     measures_lookups: bool = False,
 ) -> None:
     """Measure; what a flag says wrongly is told before the model is loaded."""
-    console = open_started(context, quiet=quiet)
+    console = open_started(context, quiet=flags.quiet)
     with clean_end(console):
         wanted = tasks()
         from infllm_cli.evaluate.measure import measure
 
-        measure(
-            wanted,
-            grid,
-            model,
-            recall,
-            space,
-            sizes,
-            as_json=as_json,
-            console=console,
-            out=sys.stdout,
-            oracle=measures_lookups,
-        )
+        measure(wanted, flags, console, sys.stdout, oracle=measures_lookups)
 
 
 EXAMPLES = {

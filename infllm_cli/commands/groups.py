@@ -33,6 +33,7 @@ from infllm_cli.options import (
     InfiniGatesOption,
     InfiniSegment,
     InfiniUpdateOption,
+    JsonLines,
     Lengths,
     LimitSeconds,
     MaxTokens,
@@ -42,6 +43,7 @@ from infllm_cli.options import (
     PolicyOption,
     PositionsOption,
     Precision,
+    Quiet,
     Quote,
     QuoteChoice,
     ReadBlocks,
@@ -119,6 +121,8 @@ class GridFlags:
     limit_seconds: LimitSeconds = None
     output: ResultsFile = None
     heatmap: HeatmapFiles = None
+    as_json: JsonLines = False
+    quiet: Quiet = False
 
 
 @dataclass(frozen=True)
@@ -245,6 +249,11 @@ class SizeFlags(KnobFlags):
         from infllm_cli.memory.codecs import Codec
 
         return {**self.sizes(), "codec": Codec(self.store.value)}
+
+
+@dataclass(frozen=True)
+class TaskFlags(SizeFlags, SpaceFlags, RecallFlags, ModelFlags, GridFlags):
+    """All that every task of `infllm eval` takes; the last group comes first."""
 
 
 def grouped(command: Callable[..., None]) -> Callable[..., None]:

@@ -22,24 +22,19 @@ from infllm_cli.table_view import write_table
 from infllm_cli.told import json_line
 
 if TYPE_CHECKING:
-    from infllm_cli.commands.groups import GridFlags, ModelFlags, RecallFlags, SizeFlags, SpaceFlags
+    from infllm_cli.commands.groups import ModelFlags, TaskFlags
     from infllm_cli.console import Console
 
 
 def measure(
     tasks: Sequence[Task],
-    flags: GridFlags,
-    model: ModelFlags,
-    recall: RecallFlags,
-    space: SpaceFlags,
-    sizes: SizeFlags,
-    *,
-    as_json: bool,
+    flags: TaskFlags,
     console: Console,
     out: TextIO,
+    *,
     oracle: bool = False,
 ) -> None:
-    """Measure tasks; a table on `out`, or with `as_json` a line for each cell.
+    """Measure tasks; a table on `out`, or with `--json` a line for each cell.
 
     Args:
         oracle: measure what lookups capture, not what the model answers.
@@ -47,14 +42,14 @@ def measure(
     Raises:
         InfllmError: see the modules.
     """
-    grid = grid_of(tasks, flags, recall, sizes)
-    limits = space.parsed()
+    grid = grid_of(tasks, flags)
+    limits = flags.parsed()
     results = Results(flags.output)
     chart_files.check_files(flags.heatmap or [])
-    loaded = load(model, console)
+    loaded = load(flags, console)
     deadline = Deadline(flags.limit_seconds)
     runner = (OracleRunner if oracle else Runner)(
-        grid, loaded, results, console, model.cache, limits, deadline
+        grid, loaded, results, console, flags.cache, limits, deadline
     )
     tell_found(results, runner.found, len(runner.cells), console)
     in_time = True
@@ -68,7 +63,7 @@ def measure(
         sheet = oracle_report.sheet_of(rows) if oracle else sheet_of(rows)
         for path in (flags.heatmap or []) if sheet is not None else []:
             chart_files.write(sheet, path)
-        if as_json:
+        if flags.as_json:
             for row in rows:
                 out.write(json_line(row, out))
         elif oracle:
@@ -82,7 +77,7 @@ def measure(
         tell_rest(flags.output, len(runner.cells) - len(rows), len(runner.cells), console)
 
 
-def grid_of(tasks: Sequence[Task], flags: GridFlags, recall: RecallFlags, sizes: SizeFlags) -> Grid:
+def grid_of(tasks: Sequence[Task], flags: TaskFlags) -> Grid:
     """The grid that the flags describe.
 
     Raises:
@@ -92,7 +87,7 @@ def grid_of(tasks: Sequence[Task], flags: GridFlags, recall: RecallFlags, sizes:
     at_least("--samples", flags.samples, 1)
     if flags.limit_seconds is not None:
         at_least("--limit-seconds", flags.limit_seconds, 0)
-    policies = [sizes.policy or Policy.INFLLM]
+    policies = [flags.policy or Policy.INFLLM]
     if flags.policies is not None:
         known = [policy.value for policy in Policy]
         policies = [Policy(name) for name in parse_names("--policies", flags.policies, known)]
@@ -105,12 +100,12 @@ def grid_of(tasks: Sequence[Task], flags: GridFlags, recall: RecallFlags, sizes:
         seed=flags.seed,
         options=AnswerOptions(
             answering=Answering(flags.answering.value),
-            reread_tokens=recall.reread_tokens,
-            candidates=recall.candidates,
+            reread_tokens=flags.reread_tokens,
+            candidates=flags.candidates,
             quote=Quoting.NEVER,  # it is the model's own words that are scored
         ),
         form=Form(flags.form.value),
-        sizes=sizes.as_dict(),
+        sizes=flags.as_dict(),
     )
 
 
