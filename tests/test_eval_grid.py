@@ -200,6 +200,16 @@ def test_a_cell_that_cannot_be_measured_is_told_and_tried_again(
     assert runner_of(loaded, tmp_path, grid_of(), file)[0].found == 2
 
 
+def test_a_length_that_cannot_be_made_is_told_before_anything_is_read(
+    loaded: Any, tmp_path: Path
+) -> None:
+    grid = grid_of(tasks=[filler.passkey(), lines.lines()], lengths=[260, 600])
+    runner, console = runner_of(loaded, tmp_path, grid)
+    with pytest.raises(UsageError, match="lines of 260 tokens"):
+        runner.run()
+    assert console.read == []
+
+
 def test_dense_attention_fails_where_memory_ends_and_blocks_go_on(
     loaded: Any, tmp_path: Path
 ) -> None:

@@ -147,17 +147,35 @@ class Runner:
             TimeIsUp: what has been measured so far is among the results.
             InfllmError: what is wrong with the whole of it, not with a cell.
         """
+        ahead = self._built_ahead()
         for task, cells in self._plans:
             wanted = list(self._wanted(task, cells))
             if not wanted:
                 continue
             self.deadline.check()
-            case = task.build(self.fitting, cells, self.grid.seed)
+            case = ahead.pop((task.title, cells), None)
+            if case is None:
+                case = task.build(self.fitting, cells, self.grid.seed)
             document = decode_document(
                 case.text.encode(), f"{task.title}, {short_length(cells[0].length)}"
             )
             for one in wanted:
                 self._measure(one, case, document)
+
+    def _built_ahead(self) -> dict[tuple[str, tuple[Cell, ...]], Case]:
+        """The first document of each task and length: what cannot be built is told at once, and
+        not after hours of measuring.
+        """
+        built: dict[tuple[str, tuple[Cell, ...]], Case] = {}
+        seen: set[tuple[str, int]] = set()
+        for task, cells in self._plans:
+            kind = (task.title, cells[0].length)
+            if kind not in seen and any(self._wanted(task, cells)):
+                self.deadline.check()
+                self.console.stage(f"making {task.title}, {short_length(cells[0].length)}")
+                built[task.title, cells] = task.build(self.fitting, cells, self.grid.seed)
+                seen.add(kind)
+        return built
 
     def _wanted(self, task: Task, cells: tuple[Cell, ...]) -> Iterator[_Wanted]:
         for policy in self.grid.policies:
