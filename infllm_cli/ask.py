@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -15,6 +16,7 @@ from infllm_cli.events import Answer, Looked, Quoted, TokenOut
 from infllm_cli.evidence import Passage
 from infllm_cli.keeping import Keeper
 from infllm_cli.pictures import Pictures
+from infllm_cli.quotable import is_prose
 from infllm_cli.reader import Memory, Reader
 from infllm_cli.reading import Source, kept, load_reader, open_memory
 from infllm_cli.sampling import Answering, AnswerOptions
@@ -211,9 +213,12 @@ def ask_one(
 
 
 def quoted(passage: Passage) -> str:
-    """A sentence of the document on one line, with where it stands."""
+    """A sentence of the document on one line, or lines of code as they are, with their place."""
     first, last = passage.lines
     where = f"line {first}" if first == last else f"lines {first}-{last}"
     file = f"{passage.file}, " if passage.file else ""
     # Whatever reads this: a document's control characters are shown, not sent.
-    return f"\u201c{visible(' '.join(passage.text.split()))}\u201d ({file}{where})"
+    if is_prose(passage.text) or "\n" not in passage.text:
+        return f"\u201c{visible(' '.join(passage.text.split()))}\u201d ({file}{where})"
+    lines = textwrap.indent(visible(passage.text), "    ")
+    return f"{file}{where}:\n{lines}"

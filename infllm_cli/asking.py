@@ -5,9 +5,11 @@ All of it happens between the memory's mark and its rollback: a question leaves 
 
 from __future__ import annotations
 
+import textwrap
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -18,6 +20,7 @@ from infllm_cli.events import Answer, Looked, Quoted, TokenOut
 from infllm_cli.evidence import AttentionRecord, Passage, mass_on_document
 from infllm_cli.likelihood import can_judge, question_likelihood
 from infllm_cli.memory.step import Step
+from infllm_cli.quotable import widen
 from infllm_cli.recall import Impression
 from infllm_cli.sampling import Answering, AnswerOptions, Quoting, Sampler, is_looping
 from infllm_cli.voices import Voice, fresh_state, mixture, weigh
@@ -60,7 +63,7 @@ class Asking:
         )
         quote = None
         if self._quotes() and (sentence := self._sentence(fused)) is not None:
-            quote = record.span(*sentence.chars)
+            quote = self._quote(sentence, record)
             yield Quoted(quote)
             if fused.any():  # what is quoted is re-read, too
                 fused[sentence.passage] = fused.max() + 1
@@ -161,6 +164,16 @@ class Asking:
             quoting.sentences_of(text, memory.tokens, memory.passages, best),
             self._likelihood if judges else None,
         )
+
+    def _quote(self, sentence: quoting.Sentence, record: AttentionRecord) -> Passage:
+        """What is shown of a sentence: itself, or of code the lines around it, too."""
+        document = self.memory.document
+        text = document.text
+        _, start, end = document.own(*widen(text, *sentence.chars))
+        passage = record.span(start, end)
+        if (start, end) != sentence.chars:
+            passage = replace(passage, text=textwrap.dedent(text[start:end]))
+        return passage
 
     # -- contexts -----------------------------------------------------------------------------
 

@@ -11,7 +11,12 @@ from infllm_cli.sentences import split_sentences
 LEAST_CHARS = 40
 # Minified code and tables have no end of sentence.
 MOST_CHARS = 600
+# A line of code says little without those around it: so many below and above it, of so many
+# characters together.
+BELOW, ABOVE = 3, 2
+MOST_CODE_CHARS = 400
 
+_PROSE = re.compile(r"[.!?…。！？][\"'”’)\]»」』）*_]*\Z")
 _BLANK = re.compile(r"\n[^\S\n]*\n")
 # The end of a line that was not wrapped: what follows is indented or a mark, as in code and lists.
 _LINE = re.compile(r"\n(?=[^\S\n]+\S|[^\w\s\"'“‘(])")
@@ -44,3 +49,34 @@ def _split(text: str, first: int, last: int) -> list[tuple[int, int]]:
         pieces.append((first, at))
         first = at
     return [*pieces, (first, last)]
+
+
+def is_prose(text: str) -> bool:
+    """Whether a piece ends as sentences do; lines of code, lists and tables do not."""
+    return bool(_PROSE.search(text.rstrip()))
+
+
+def widen(text: str, start: int, end: int) -> tuple[int, int]:
+    """A piece, and if it is no sentence its whole lines and some around them, to blank lines."""
+    if is_prose(text[start:end]):
+        return start, end
+    low = text.rfind("\n", 0, start) + 1
+    high = _line_end(text, end)
+    if high - low > MOST_CODE_CHARS:
+        return start, end
+    for _ in range(BELOW):
+        further = _line_end(text, high + 1)
+        if not text[high:further].strip() or further - low > MOST_CODE_CHARS:
+            break
+        high = further
+    for _ in range(ABOVE):
+        further = text.rfind("\n", 0, max(low - 1, 0)) + 1
+        if not text[further:low].strip() or high - further > MOST_CODE_CHARS:
+            break
+        low = further
+    return low, high
+
+
+def _line_end(text: str, at: int) -> int:
+    found = text.find("\n", at)
+    return len(text) if found < 0 else found

@@ -8,7 +8,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from infllm_cli.quotable import LEAST_CHARS, MOST_CHARS, cut_quotable
+from infllm_cli.quotable import (
+    LEAST_CHARS,
+    MOST_CHARS,
+    MOST_CODE_CHARS,
+    cut_quotable,
+    is_prose,
+    widen,
+)
 
 
 def pieces(text: str) -> list[str]:
@@ -66,3 +73,50 @@ def test_text_without_an_end_is_cut_all_the_same() -> None:
         assert all(b - a <= MOST_CHARS for a, b in spans)
         assert all(b - a > LEAST_CHARS for a, b in spans[:-1])
         assert "".join(text[a:b] for a, b in spans) == text.strip()
+
+
+CODE = """import os
+
+def run(arguments):
+    try:
+        return main(arguments)
+    except KeyboardInterrupt as error:
+        raise Exit(130) from error
+    finally:
+        close()
+        tidy()
+
+def other():
+    pass
+"""
+
+
+def widened(text: str, piece: str) -> str:
+    start = text.index(piece)
+    low, high = widen(text, start, start + len(piece))
+    return text[low:high]
+
+
+def test_a_line_of_code_is_shown_with_those_around_it() -> None:
+    lines = CODE.split("\n")
+    assert widened(CODE, "except KeyboardInterrupt as error:") == "\n".join(lines[3:9])
+    # Never over a blank line, nor past the ends.
+    assert widened(CODE, "import os") == "import os"
+    assert widened(CODE, "def other():") == "def other():\n    pass"
+    assert widened("value", "value") == "value"
+
+
+def test_a_sentence_stays_alone() -> None:
+    text = f"{LONG}.\n{LONG} again!\n{LONG}?"
+    assert widened(text, f"{LONG} again!") == f"{LONG} again!"
+    assert is_prose(f'"{LONG}."') and is_prose("はい。") and not is_prose("x = f(1)")
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.text(alphabet="ab =.\n ", max_size=900), st.integers(0, 900), st.integers(1, 600))
+def test_what_is_widened_holds_the_piece(text: str, start: int, length: int) -> None:
+    start = min(start, len(text))
+    end = min(start + length, len(text))
+    low, high = widen(text, start, end)
+    assert 0 <= low <= start <= end <= high <= len(text)
+    assert high - low <= max(MOST_CODE_CHARS, end - start)

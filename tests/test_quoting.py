@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 from tiny_readers import make_reader, read_text
 
+from infllm_cli.ask import quoted
 from infllm_cli.events import Quoted
+from infllm_cli.evidence import Passage
 from infllm_cli.passages import cut_passages
 from infllm_cli.quoting import best_sentence, sentences_of
 from infllm_cli.sampling import Answering, AnswerOptions, Quoting
@@ -108,3 +110,10 @@ def test_small_models_quote_by_themselves_with_memory_and_passages(answering: An
     assert (answer.quote is not None) == (answering is Answering.BOTH)
     reader.__dict__["parameters"] = 7_000_000_000
     assert reader.ask(memory, "Who made the lamp?", options).quote is None
+
+
+def test_a_quote_of_code_keeps_its_lines() -> None:
+    code = Passage((3, 4), "if ready:\n    raise Exit(\x1b130)", 0.0, "a.py")
+    assert quoted(code) == "a.py, lines 3-4:\n    if ready:\n        raise Exit(␛130)"
+    prose = Passage((7, 8), "He said\n  nothing.", 0.0)
+    assert quoted(prose) == "\u201cHe said nothing.\u201d (lines 7-8)"
