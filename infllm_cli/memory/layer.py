@@ -185,27 +185,25 @@ class LayerMemory:
         if scale is not None:
             rotated = (rotated * scale).to(rotated.dtype)
         mask = step.mask(keys.shape[1], q)
-        weights = None
-        want_weights = step.mass is not None or self.window.mass is not None
         if self._same_distance and lead:
             far_q = g.rotary.rotate(q, step.table(g.rotary, self.config.window_tokens, 1))
-            out, weights = attend_two_distances(
-                far_q if scale is None else (far_q * scale).to(far_q.dtype),
-                rotated,
-                Keys(keys[:, :lead], values[:, :lead]),
-                Keys(keys[:, lead:], values[:, lead:]),
-                mask,
-                g.scaling,
-                g.softcap,
-                want_weights=want_weights,
-            )
-        elif want_weights:
-            out, weights = attend_weights(rotated, keys, values, mask, g.scaling, g.softcap)
+            far_q = far_q if scale is None else (far_q * scale).to(far_q.dtype)
+            lead_keys = Keys(keys[:, :lead], values[:, :lead])
+            near_keys = Keys(keys[:, lead:], values[:, lead:])
+
+            def attention(want_weights: bool) -> tuple[Tensor, Tensor | None]:
+                parts = (far_q, rotated, lead_keys, near_keys, mask)
+                return attend_two_distances(*parts, g.scaling, g.softcap, want_weights=want_weights)
         else:
-            out = attend(rotated, keys, values, mask, g.scaling, g.softcap)
-            if blocks is not None and self._scores_cached:
-                # On top: what is cached must not change a bit of what is computed.
-                _, weights = attend_weights(rotated, keys, values, mask, g.scaling, g.softcap)
+
+            def attention(want_weights: bool) -> tuple[Tensor, Tensor | None]:
+                given = (rotated, keys, values, mask, g.scaling, g.softcap)
+                return attend_weights(*given) if want_weights else (attend(*given), None)
+
+        out, weights = attention(step.mass is not None or self.window.mass is not None)
+        if weights is None and blocks is not None and self._scores_cached:
+            # On top: what is cached must not change a bit of what is computed.
+            weights = attention(True)[1]
         if weights is not None:
             self._account(weights, blocks, lead, step)
         if blocks is not None:
