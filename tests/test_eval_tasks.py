@@ -177,6 +177,19 @@ def test_needles_of_one_document_differ_in_wording(fitting: Fitting) -> None:
     )
 
 
+def test_the_beginning_of_an_answer_gives_nothing_away_and_can_be_left_out(
+    fitting: Fitting,
+) -> None:
+    for begun in (True, False):
+        task = needle.needle(STORY, begun=begun)
+        (cells,) = task.plan([LENGTH], evenly(12), 1)
+        probes = task.build(fitting, cells, 0).probes
+        assert all(bool(probe.prefill) == begun for probe in probes)
+        assert len({probe.prefill for probe in probes}) == (12 if begun else 1)
+        assert not any(re.search(r"\d|[{}]", probe.prefill) for probe in probes)
+    assert task.variant == "varied unaided"
+
+
 def test_more_needles_than_places_are_refused(fitting: Fitting) -> None:
     task = needle.needle(STORY)
     (cells,) = task.plan([LENGTH], evenly(99), 1)

@@ -104,6 +104,14 @@ def needle(
             "--apart", help="A document for each depth, as published, instead of one for all."
         ),
     ] = False,
+    begun: Annotated[
+        bool,
+        typer.Option(
+            "--begun/--unaided",
+            help='Whether the model goes on from the beginning of an answer ("The password is"); '
+            "as published it does not.",
+        ),
+    ] = True,
     flags: TaskFlags = TaskFlags(),  # noqa: B008
 ) -> None:
     """A sentence hidden in a document, at every depth (Kamradt)."""
@@ -115,7 +123,7 @@ def needle(
         from infllm_cli.evaluate.tasks.needle import needle as task
 
         (name,) = check_names("--wording", [wording], WORDINGS)
-        return [task(Haystack.load(document), name, apart=apart)]
+        return [task(Haystack.load(document), name, apart=apart, begun=begun)]
 
     _run(context, tasks, flags)
 

@@ -8,11 +8,15 @@ arXiv 2403.05530): the special magic number of a city. One wording favours what 
 The needles of all depths stand in one document and are asked for one by one, which takes one
 reading instead of one per depth; each is a distraction from the others, which the published test
 does not have. `apart` is the published way: a document for each depth.
+
+The answer is begun for the model, as RULER does: small ones otherwise go on with the text, even
+where they attend all of it. `begun` False leaves that out, as published.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from random import Random
 
 from infllm_cli.errors import UsageError
@@ -24,36 +28,49 @@ VARIED, MAGIC = "varied", "magic"
 WORDINGS = (VARIED, MAGIC)
 MAX_TOKENS = 32
 
-# Needle, question, digits of the answer. The place makes each its own, however many there are.
+# Needle, question, beginning of the answer, digits of the key. The place makes each its own.
 TEMPLATES = (
     ("The safe behind the stairs of the {place} house opens with the combination {key}.",
-     "Which combination opens the safe behind the stairs of the {place} house?", 5),
+     "Which combination opens the safe behind the stairs of the {place} house?",
+     "The combination is", 5),
     ("On the back of the {place} clock somebody had scratched the serial number {key}.",
-     "Which serial number was scratched on the back of the {place} clock?", 6),
+     "Which serial number was scratched on the back of the {place} clock?",
+     "The serial number is", 6),
     ("The telephone of the {place} bakery is {key}.",
-     "What is the telephone number of the {place} bakery?", 7),
+     "What is the telephone number of the {place} bakery?",
+     "The telephone number is", 7),
     ("Exactly {key} barrels of salt were unloaded at the {place} pier that winter.",
-     "How many barrels of salt were unloaded at the {place} pier?", 4),
+     "How many barrels of salt were unloaded at the {place} pier?",
+     "The number of barrels is", 4),
     ("Locker {key} at the {place} station has held a violin ever since.",
-     "Which locker at the {place} station holds a violin?", 4),
+     "Which locker at the {place} station holds a violin?",
+     "The locker is number", 4),
     ("The engineer wrote down that the {place} bridge weighs {key} tons.",
-     "How many tons does the {place} bridge weigh?", 5),
+     "How many tons does the {place} bridge weigh?",
+     "Its weight in tons is", 5),
     ("Letters for the {place} lighthouse go to postbox {key}.",
-     "To which postbox do letters for the {place} lighthouse go?", 5),
+     "To which postbox do letters for the {place} lighthouse go?",
+     "The postbox is number", 5),
     ("In the {place} library the atlas of the winds has the shelf mark {key}.",
-     "Which shelf mark has the atlas of the winds in the {place} library?", 6),
+     "Which shelf mark has the atlas of the winds in the {place} library?",
+     "The shelf mark is", 6),
     ("The winning ticket of the {place} lottery had the number {key}.",
-     "Which number had the winning ticket of the {place} lottery?", 6),
+     "Which number had the winning ticket of the {place} lottery?",
+     "The winning number is", 6),
     ("The patent for the {place} umbrella was granted under number {key}.",
-     "Under which number was the patent for the {place} umbrella granted?", 7),
+     "Under which number was the patent for the {place} umbrella granted?",
+     "The number of the patent is", 7),
     ("From the {place} tower to the sea one counts {key} steps.",
-     "How many steps does one count from the {place} tower to the sea?", 4),
+     "How many steps does one count from the {place} tower to the sea?",
+     "The number of steps is", 4),
     ("The password of the {place} observatory has been {key} for years.",
-     "What has been the password of the {place} observatory for years?", 6),
+     "What has been the password of the {place} observatory for years?",
+     "The password is", 6),
 )  # fmt: skip
 MAGIC_TEMPLATE = (
     "The special magic {place} number is: {key}.",
     "What is the special magic {place} number?",
+    "The special magic {place} number is",
     7,
 )
 PLACES = (
@@ -64,14 +81,16 @@ PLACES = (
 )  # fmt: skip
 
 
-def needle(haystack: Haystack, wording: str = VARIED, *, apart: bool = False) -> Task:
+def needle(
+    haystack: Haystack, wording: str = VARIED, *, apart: bool = False, begun: bool = True
+) -> Task:
     """The task on a document."""
 
     def build(fitting: Fitting, cells: Sequence[Cell], seed: int) -> Case:
         ordered = sorted(cells, key=lambda cell: cell.depth)
         needles = _draw(task.dice(seed, cells[0]), len(cells), wording)
-        probes = [Probe(question, (key,)) for _, question, key in needles]
-        pieces = [(cell.depth, text) for cell, (text, _, _) in zip(ordered, needles, strict=True)]
+        probes = [Probe(n.question, (n.key,), n.beginning if begun else "") for n in needles]
+        pieces = [(cell.depth, n.text) for cell, n in zip(ordered, needles, strict=True)]
         room = fitting.room(cells[0].length, task.max_tokens, probes)
         what = f"{len(cells)} needles in {cells[0].length:,} tokens"
         inside = sum(fitting.count(f" {text}") for _, text in pieces)
@@ -83,12 +102,12 @@ def needle(haystack: Haystack, wording: str = VARIED, *, apart: bool = False) ->
                 break
             chars -= surplus  # a token is at least a character
         made = {
-            cell: Probe(probe.question, probe.answers, spans=(span,))
+            cell: replace(probe, spans=(span,))
             for cell, probe, span in zip(ordered, probes, spans, strict=True)
         }
         return Case(text, tuple(made[cell] for cell in cells))
 
-    variant = f"{wording} apart" if apart else wording
+    variant = " ".join([wording, *["apart"] * apart, *["unaided"] * (not begun)])
     task = Task(
         "needle", variant, MAX_TOKENS, share_of_strings, build, joint=not apart,
         facts=haystack.facts,
@@ -96,8 +115,18 @@ def needle(haystack: Haystack, wording: str = VARIED, *, apart: bool = False) ->
     return task
 
 
-def _draw(dice: Random, count: int, wording: str) -> list[tuple[str, str, str]]:
-    """Needle, question and answer, so many of them; no place, and no answer, comes twice."""
+@dataclass(frozen=True)
+class Needle:
+    """What is hidden, and how it is asked for."""
+
+    text: str
+    question: str
+    beginning: str
+    key: str
+
+
+def _draw(dice: Random, count: int, wording: str) -> list[Needle]:
+    """So many needles; no place, and no key, comes twice."""
     if count > len(PLACES):
         raise UsageError(f"--depths {count}: there are needles for {len(PLACES)} depths at most.")
     places = dice.sample(PLACES, count)
@@ -105,12 +134,11 @@ def _draw(dice: Random, count: int, wording: str) -> list[tuple[str, str, str]]:
         templates = [MAGIC_TEMPLATE] * count
     else:
         templates = dice.sample(TEMPLATES, len(TEMPLATES)) * (count // len(TEMPLATES) + 1)
-    found = []
-    keys: set[str] = set()
-    for place, (text, question, digits) in zip(places, templates, strict=False):
+    found: list[Needle] = []
+    for place, (*texts, digits) in zip(places, templates, strict=False):
         key = ""
-        while not key or any(key in other or other in key for other in keys):
+        while not key or any(key in n.key or n.key in key for n in found):
             key = str(dice.randrange(10 ** (digits - 1), 10**digits))
-        keys.add(key)
-        found.append((text.format(place=place, key=key), question.format(place=place), key))
+        text, question, beginning = (text.format(place=place, key=key) for text in texts)
+        found.append(Needle(text, question, beginning, key))
     return found
