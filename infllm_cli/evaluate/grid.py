@@ -277,6 +277,7 @@ class Runner:
     ) -> dict[str, Any]:
         return {
             **self._place(task, cell, policy),
+            "infllm": infllm_cli.__version__,  # another one may make other documents
             # What stands in one document depends on all of its cells.
             "together": [[c.sample, c.depth] for c in cells],
             "settings": self._settings(task, policy),

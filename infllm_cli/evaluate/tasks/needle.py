@@ -9,8 +9,8 @@ The needles of all depths stand in one document and are asked for one by one, wh
 reading instead of one per depth; each is a distraction from the others, which the published test
 does not have. `apart` is the published way: a document for each depth.
 
-The answer is begun for the model, as RULER does: small ones otherwise go on with the text, even
-where they attend all of it. `begun` False leaves that out, as published.
+The answer is begun for the model in the question's words, as RULER does: small ones otherwise go on
+with the text, even where they attend all of it. `begun` False leaves that out, as published.
 """
 
 from __future__ import annotations
@@ -32,40 +32,40 @@ MAX_TOKENS = 32
 TEMPLATES = (
     ("The safe behind the stairs of the {place} house opens with the combination {key}.",
      "Which combination opens the safe behind the stairs of the {place} house?",
-     "The combination is", 5),
+     "The combination that opens the safe behind the stairs of the {place} house is", 5),
     ("On the back of the {place} clock somebody had scratched the serial number {key}.",
      "Which serial number was scratched on the back of the {place} clock?",
-     "The serial number is", 6),
+     "The serial number scratched on the back of the {place} clock is", 6),
     ("The telephone of the {place} bakery is {key}.",
      "What is the telephone number of the {place} bakery?",
-     "The telephone number is", 7),
+     "The telephone number of the {place} bakery is", 7),
     ("Exactly {key} barrels of salt were unloaded at the {place} pier that winter.",
      "How many barrels of salt were unloaded at the {place} pier?",
-     "The number of barrels is", 4),
+     "The number of barrels of salt unloaded at the {place} pier is", 4),
     ("Locker {key} at the {place} station has held a violin ever since.",
      "Which locker at the {place} station holds a violin?",
-     "The locker is number", 4),
+     "The locker at the {place} station that holds a violin is number", 4),
     ("The engineer wrote down that the {place} bridge weighs {key} tons.",
      "How many tons does the {place} bridge weigh?",
-     "Its weight in tons is", 5),
+     "The weight of the {place} bridge in tons is", 5),
     ("Letters for the {place} lighthouse go to postbox {key}.",
      "To which postbox do letters for the {place} lighthouse go?",
-     "The postbox is number", 5),
+     "Letters for the {place} lighthouse go to postbox", 5),
     ("In the {place} library the atlas of the winds has the shelf mark {key}.",
      "Which shelf mark has the atlas of the winds in the {place} library?",
-     "The shelf mark is", 6),
+     "The shelf mark of the atlas of the winds in the {place} library is", 6),
     ("The winning ticket of the {place} lottery had the number {key}.",
      "Which number had the winning ticket of the {place} lottery?",
-     "The winning number is", 6),
+     "The winning ticket of the {place} lottery had the number", 6),
     ("The patent for the {place} umbrella was granted under number {key}.",
      "Under which number was the patent for the {place} umbrella granted?",
-     "The number of the patent is", 7),
+     "The patent for the {place} umbrella was granted under number", 7),
     ("From the {place} tower to the sea one counts {key} steps.",
      "How many steps does one count from the {place} tower to the sea?",
-     "The number of steps is", 4),
+     "The number of steps from the {place} tower to the sea is", 4),
     ("The password of the {place} observatory has been {key} for years.",
      "What has been the password of the {place} observatory for years?",
-     "The password is", 6),
+     "The password of the {place} observatory has been", 6),
 )  # fmt: skip
 MAGIC_TEMPLATE = (
     "The special magic {place} number is: {key}.",
