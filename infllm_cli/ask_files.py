@@ -50,6 +50,7 @@ def run_ask_files(request: AskRequest, console: Console, out: TextIO) -> None:
         dtype=files[0].dtype if dtype == "auto" else dtype,
         cache_dir=request.model.cache,
         progress=console.fetching,
+        device_limit_bytes=limits.device,
         **{field.name: getattr(configs[0], field.name) for field in fields(configs[0])},
     )
     tell_plain_form(reader, console)
@@ -78,7 +79,7 @@ def _config(file: MemoryFile, request: AskRequest) -> MemoryConfig:
     Raises:
         UsageError: another size was given, and it is another one than the memory's.
     """
-    config = file.config
+    config = replace(file.config, scan_every=request.sizes.scan_every)
     for name, value in request.sizes.sizes().items():
         if value is None:
             continue

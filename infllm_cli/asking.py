@@ -5,6 +5,7 @@ All of it happens between the memory's mark and its rollback: a question leaves 
 
 from __future__ import annotations
 
+import itertools
 import textwrap
 import time
 from collections.abc import Iterator
@@ -23,7 +24,7 @@ from infllm_cli.memory.step import Step
 from infllm_cli.quotable import widen
 from infllm_cli.recall import Impression
 from infllm_cli.sampling import Answering, AnswerOptions, Quoting, Sampler, is_looping
-from infllm_cli.voices import Voice, fresh_state, mixture, weigh
+from infllm_cli.voices import Voice, follow, fresh_state, mixture, weigh
 
 if TYPE_CHECKING:
     from infllm_cli.reader import Memory, Reader
@@ -118,13 +119,9 @@ class Asking:
         if self.alone or most == 0:
             pass
         elif can_judge(memory.state):
-            judged = recall.candidates(words, most)
-            if judged:
-                borders = memory.passages.borders
-                found = self._likelihood([(borders[i], borders[i + 1]) for i in judged])
-                likelihood = np.full(len(words), found.min() - 1)
-                likelihood[judged] = found
-                rankings.append(likelihood)
+            # Of a long document words choose alone: there the likelihood costs passages and time.
+            if len(words) <= most:
+                rankings.append(self._likelihood())
                 weights.append(recall.LIKELIHOOD_WEIGHT)
         else:
             profile = self._impression(self.question).profile
@@ -132,19 +129,16 @@ class Asking:
                 per_block = recall.attention_scores(profile, self._neutral().profile)
                 rankings.append(memory.to_passages(per_block))
                 weights.append(recall.ATTENTION_WEIGHT)
-        fused = recall.fuse(rankings, weights)
-        if most and not self.alone and len(words) > most:
-            # Most passages have not been judged: the words keep every other place.
-            return recall.take_turns(words, fused)
-        return fused
+        return recall.fuse(rankings, weights)
 
-    def _likelihood(self, spans: list[tuple[int, int]]) -> np.ndarray:
-        """Of the question behind stretches of the document's tokens [n]."""
+    def _likelihood(self) -> np.ndarray:
+        """Of the question behind each passage [P]."""
         memory, first = self.memory, self.memory.first_position
+        borders = memory.passages.borders
         return question_likelihood(
             self.reader.model,
             memory.state,
-            [(int(a) + first, int(b) + first) for a, b in spans],
+            [(int(a) + first, int(b) + first) for a, b in itertools.pairwise(borders)],
             self.prompt.plain_ids("\n\n" + prompts.QUESTION),
             self.prompt.plain_ids(self.question.strip()),
         )
@@ -155,14 +149,12 @@ class Asking:
         if not fused.any():  # nothing has been recalled: by words
             fused = memory.words.scores(self.question)
         best = [int(i) for i in np.argsort(-fused, kind="stable")[: quoting.PASSAGES] if fused[i]]
-        judges = not self.alone and self.options.candidates > 0 and can_judge(memory.state)
         text = memory.document.text
         return quoting.best_sentence(
             self.question,
             text,
             memory.words,
             quoting.sentences_of(text, memory.tokens, memory.passages, best),
-            self._likelihood if judges else None,
         )
 
     def _quote(self, sentence: quoting.Sentence, record: AttentionRecord) -> Passage:
@@ -274,7 +266,7 @@ class Asking:
                 break
             weigh(voices, token)
             before = time.perf_counter()
-            steps = [voice.follow(token) for voice in voices]
+            steps = follow(voices, token)
             yield _looked(steps[0], len(written) - 1, certain, record, before)
         self.memory.note_device_bytes()
         rest = decoder.finish()

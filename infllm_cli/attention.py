@@ -7,6 +7,7 @@ un-rotated. The memory rotates them itself, at positions of its choosing.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import torch
@@ -64,6 +65,25 @@ class MemoryCall:
         return layer.attend(q, k, v, self.step)
 
 
+class MemoriesCall:
+    """The same for several memories, each of which takes one of the tokens."""
+
+    def __init__(self, memories: Sequence[ModelMemory], steps: Sequence[Step]) -> None:
+        assert all(step.length == 1 for step in steps)
+        self.pairs = list(zip(memories, steps, strict=True))
+
+    def __call__(
+        self, module: nn.Module, q: Tensor, k: Tensor, v: Tensor, scaling: float, extra: dict
+    ) -> Tensor:
+        """As `MemoryCall`."""
+        found = []
+        for index, (memory, step) in enumerate(self.pairs):
+            own = slice(index, index + 1)
+            layer = memory.layers[module.layer_idx]
+            found.append(layer.attend(q[:, own], k[:, own], v[:, own], step))
+        return torch.cat(found, dim=1)
+
+
 def infllm_attention(
     module: nn.Module,
     query: Tensor,
@@ -98,11 +118,12 @@ def register() -> None:
 
 
 def forward(
-    model: nn.Module, ids: Tensor, call: AttentionCall, *, want_logits: bool
+    model: nn.Module, ids: Tensor, call: AttentionCall, *, want_logits: int
 ) -> Tensor | None:
-    """One pass of ids [L] through a model with our attention -> logits [V] float32 of the last.
+    """One pass of ids [L] through a model with our attention -> logits [n, V] float32 of the last.
 
-    Without logits the output head is not computed.
+    Args:
+        want_logits: n; 0: None is returned, and the output head is not computed.
     """
     arguments = {
         "input_ids": ids[None],
@@ -113,4 +134,4 @@ def forward(
     if not want_logits:
         model.get_decoder()(**arguments)
         return None
-    return model(**arguments, logits_to_keep=1).logits[0, -1].float()
+    return model(**arguments, logits_to_keep=want_logits).logits[0, -want_logits:].float()

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from infllm_cli.checksums import PAGE
 from infllm_cli.memory import codecs
 from infllm_cli.memory.codecs import Codec
-from infllm_cli.memory.config import MemoryConfig
+from infllm_cli.memory.config import Lookup, MemoryConfig
 from infllm_cli.memory.knobs import Policy, Relevance, RepresentativeRule
+from infllm_cli.memory.scan_cost import Scan, estimate
 
 # Above this a document is counted by a sample when the count only decides whether to go on.
 MOST_COUNTED_CHARS = 20_000_000
@@ -247,6 +248,49 @@ def saved_bytes(need: Need, config: MemoryConfig, layers: int, context_tokens: i
     padding = PAGE * layers * (segments * TENSORS_OF_SEGMENT + TENSORS_OF_STATE)
     held = need.host_peak_bytes + need.device_bytes + need.device_growing_bytes
     return held + padding + HEADER_BYTES
+
+
+def scan(
+    layers: Sequence[LayerShape],
+    value_bytes: int,
+    config: MemoryConfig,
+    context_tokens: int,
+    *,
+    group: int,
+    has_device: bool,
+    device_room: int,
+    cores: int,
+) -> Scan | None:
+    """Where an answer's tokens meet the stored keys, and about how long each of them takes.
+
+    Args:
+        group: query heads of a KV head.
+        has_device: whether the model is on a GPU.
+        device_room: bytes of it that copies of the keys may take.
+        cores: of the host.
+
+    Returns:
+        None where nothing is scanned: no blocks, or another lookup.
+    """
+    blocks = blocks_of(config, context_tokens)
+    if not (blocks and config.policy.has_blocks and config.answer_lookup is Lookup.EXACT):
+        return None
+    tiered = tiered_layers(layers)
+    size = config.block_tokens
+    found = sum(
+        blocks * codecs.key_bytes(config.codec, layer.kv_heads, size, layer.key_dim, value_bytes)
+        for layer in tiered
+    )
+    numbers = sum(blocks * size * layer.kv_heads * layer.key_dim for layer in tiered)
+    return estimate(
+        found,
+        numbers,
+        group,
+        has_device=has_device,
+        device_room=device_room,
+        cores=cores,
+        layers=len(tiered),
+    )
 
 
 def fits_host_and_disk(needed: int, least: int, host: int, disk: int) -> bool:

@@ -13,6 +13,7 @@ import typer
 from infllm_cli import __version__
 from infllm_cli.commands import (
     ask,
+    bench,
     chat,
     evaluate,
     fit_gates,
@@ -25,7 +26,7 @@ from infllm_cli.commands import (
 from infllm_cli.config_file import config_path, load_config
 from infllm_cli.options import EXIT_CODES
 
-COMMANDS = (ask, summarize, chat, read, plan, model, evaluate, fit_gates, memory)
+COMMANDS = (ask, summarize, chat, read, plan, model, evaluate, fit_gates, memory, bench)
 
 ABOUT = "Ask questions about documents of any length and summarize them, on bounded memory."
 EXAMPLES = """\b
@@ -39,7 +40,7 @@ Examples:
   infllm model list
 """
 # Figures are to be comparable: what a user prefers otherwise does not count for them.
-WITHOUT_CONFIG = {"eval"}
+WITHOUT_CONFIG = {"eval", "bench"}
 
 app = typer.Typer(
     name="infllm",

@@ -46,6 +46,7 @@ SETTINGS: dict[str, str | tuple[str, ...]] = {
     "quiet": SWITCH,
     "host-limit": TEXT,
     "disk-limit": TEXT,
+    "device-limit": TEXT,
     "save": SWITCH,
     "store": ("full", "int8", "fp8", "int4"),
     "memory-budget": TEXT,
@@ -70,6 +71,7 @@ SETTINGS: dict[str, str | tuple[str, ...]] = {
     "infini-gates": tuple(item.value for item in InfiniGates),
     "reread-tokens": WHOLE,
     "candidates": WHOLE,
+    "scan-every": WHOLE,
 }
 _TYPES: dict[str, tuple[type, ...]] = {
     WHOLE: (int,),

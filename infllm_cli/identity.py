@@ -39,7 +39,9 @@ _OF_NO_ACCOUNT = {
     "pad_token_id",
 }
 # Decides how the memory is asked, not what it holds.
-ASKING = frozenset({"answer_blocks", "answer_lookup", "device_cache_blocks", "device_cache_policy"})
+ASKING = frozenset(
+    {"answer_blocks", "answer_lookup", "scan_every", "device_cache_blocks", "device_cache_policy"}
+)
 # Of policies whose memories are not saved.
 _OF_OTHERS = frozenset({"infini_segment_tokens", "infini_update", "infini_gates"})
 # Came later: as long as they are what they always were, a memory from before is the same.

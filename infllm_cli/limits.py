@@ -21,6 +21,7 @@ class Limits:
         budget: all saved memories together.
         save: whether to keep the memory for the next command.
         allow_drop: whether blocks that neither RAM nor disk hold may be given up.
+        device: stored keys on a GPU; None: half of what is free there.
     """
 
     host: int
@@ -28,6 +29,7 @@ class Limits:
     budget: int
     save: bool = True
     allow_drop: bool = False
+    device: int | None = None
 
     @classmethod
     def usual(cls) -> Limits:
@@ -41,6 +43,7 @@ def parse_limits(
     memory_budget: str,
     save: bool,
     allow_drop: bool = False,
+    device_limit: str | None = None,
 ) -> Limits:
     """The limits that flags give; by default half of the memory that is free.
 
@@ -53,7 +56,8 @@ def parse_limits(
         host = machine.parse_size(host_limit, "--host-limit")
     disk = None if disk_limit is None else machine.parse_size(disk_limit, "--disk-limit")
     budget = machine.parse_size(memory_budget, "--memory-budget")
-    return Limits(host, disk, budget, save, allow_drop)
+    device = None if device_limit is None else machine.parse_size(device_limit, "--device-limit")
+    return Limits(host, disk, budget, save, allow_drop, device)
 
 
 def memories_folder(cache_dir: Path) -> Path:

@@ -27,6 +27,11 @@ def available_memory() -> int:
     return max(available, 0)
 
 
+def cores() -> int:
+    """Processor cores that this process may use."""
+    return psutil.cpu_count(logical=False) or 1
+
+
 def free_disk(folder: Path) -> int:
     """Bytes free on the disk that holds `folder`, which need not exist yet."""
     path = folder.absolute()

@@ -8,18 +8,6 @@ from typing import Annotated
 
 import typer
 
-from infllm_cli.memory.knobs import (
-    CachePolicy,
-    InfiniGates,
-    InfiniUpdate,
-    Lookup,
-    Policy,
-    Positions,
-    Relevance,
-    RepresentativeRule,
-    Sharing,
-)
-
 EXIT_CODES = """\b
 Exit codes: 0 answered, 1 failure while running, 2 usage, 3 document unusable,
 4 model unusable, 5 out of memory or disk, 130 interrupted.
@@ -76,13 +64,6 @@ class QuoteChoice(str, enum.Enum):
     NEVER = "never"
 
 
-class FormChoice(str, enum.Enum):
-    """Choices of `eval --form`."""
-
-    PUBLISHED = "published"
-    ASK = "ask"
-
-
 class WayChoice(str, enum.Enum):
     """Choices of `eval questions --answering`."""
 
@@ -114,7 +95,6 @@ def _model_names(incomplete: str) -> list[str]:
 
 
 ADVANCED = "Advanced: sizes of the memory"
-METHOD = "Advanced: policies and knobs of the method"
 LIMITS = "Limits and saved memories"
 Model = Annotated[
     str | None,
@@ -141,15 +121,18 @@ Quiet = Annotated[
     bool,
     typer.Option("--quiet", "-q", envvar="INFLLM_QUIET", help="Nothing on standard error."),
 ]
-Device = Annotated[str, typer.Option(envvar="INFLLM_DEVICE", help="auto, cpu, cuda, cuda:1, ...")]
+Device = Annotated[
+    str,
+    typer.Option(
+        envvar="INFLLM_DEVICE",
+        help="auto, cpu, cuda, cuda:1, gpus (the layers spread over all), ...",
+    ),
+]
 Precision = Annotated[
     Dtype, typer.Option("--dtype", envvar="INFLLM_DTYPE", help="auto: bf16 where it is native.")
 ]
 Encoding = Annotated[str | None, typer.Option(help="Of the document.", show_default="found out")]
 Json = Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")]
-JsonLines = Annotated[
-    bool, typer.Option("--json", help="The results as lines of JSON on standard output.")
-]
 Stats = Annotated[
     bool, typer.Option("--stats", envvar="INFLLM_STATS", help="Keep the row of every step.")
 ]
@@ -243,150 +226,18 @@ ReadBlocks = Annotated[
         envvar="INFLLM_READ_BLOCKS", help="Blocks loaded while reading.", rich_help_panel=ADVANCED
     ),
 ]
+ScanEvery = Annotated[
+    int,
+    typer.Option(
+        envvar="INFLLM_SCAN_EVERY",
+        help="Scan all of a long memory at every so many answer tokens; in between choose among "
+        "the blocks that were best. 4: faster, and other words now and then.",
+        rich_help_panel=ADVANCED,
+    ),
+]
 Chunk = Annotated[
     int | None,
     typer.Option(envvar="INFLLM_CHUNK", help="Tokens per reading step.", rich_help_panel=ADVANCED),
-]
-PolicyOption = Annotated[
-    Policy | None,
-    typer.Option(
-        "--policy",
-        envvar="INFLLM_POLICY",
-        help="What is kept of the document, and what of it is attended.",
-        show_default="infllm",
-        rich_help_panel=METHOD,
-    ),
-]
-Block = Annotated[
-    int | None,
-    typer.Option(
-        envvar="INFLLM_BLOCK",
-        min=32,
-        max=256,
-        help="Tokens of a block.",
-        show_default="128",
-        rich_help_panel=METHOD,
-    ),
-]
-Representatives = Annotated[
-    int | None,
-    typer.Option(
-        envvar="INFLLM_REPRESENTATIVES",
-        min=1,
-        max=16,
-        help="Keys that stand for a block.",
-        show_default="4",
-        rich_help_panel=METHOD,
-    ),
-]
-RepresentativeRuleOption = Annotated[
-    RepresentativeRule | None,
-    typer.Option(
-        "--representative-rule",
-        envvar="INFLLM_REPRESENTATIVE_RULE",
-        help="Which: those that the following tokens look at most, by products or by attention "
-        "mass; the mean of all; those that cover the block; every so many-th.",
-        show_default="dot; of infllm-paper attention",
-        rich_help_panel=METHOD,
-    ),
-]
-RelevanceOption = Annotated[
-    Relevance | None,
-    typer.Option(
-        "--relevance",
-        envvar="INFLLM_RELEVANCE",
-        help="What blocks are ranked by: the sum or the best of products, or attention mass.",
-        show_default="auto: sum for representatives, mass for exact lookup",
-        rich_help_panel=METHOD,
-    ),
-]
-SharingOption = Annotated[
-    Sharing | None,
-    typer.Option(
-        "--sharing",
-        envvar="INFLLM_SHARING",
-        help="Who loads the same blocks.",
-        show_default="kv-head; of infllm-paper layer",
-        rich_help_panel=METHOD,
-    ),
-]
-PositionsOption = Annotated[
-    Positions | None,
-    typer.Option(
-        "--positions",
-        envvar="INFLLM_POSITIONS",
-        help="Where sinks and blocks stand: before the window, or all one window away.",
-        show_default="consecutive; of infllm-paper same-distance",
-        rich_help_panel=METHOD,
-    ),
-]
-ReadLookup = Annotated[
-    Lookup | None,
-    typer.Option(
-        envvar="INFLLM_READ_LOOKUP",
-        help="How blocks are found while reading.",
-        show_default="representatives",
-        rich_help_panel=METHOD,
-    ),
-]
-AnswerLookup = Annotated[
-    Lookup | None,
-    typer.Option(
-        envvar="INFLLM_ANSWER_LOOKUP",
-        help="The same while asking and answering.",
-        show_default="exact; of infllm-paper representatives",
-        rich_help_panel=METHOD,
-    ),
-]
-DeviceCacheOption = Annotated[
-    int | None,
-    typer.Option(
-        "--device-cache",
-        envvar="INFLLM_DEVICE_CACHE",
-        metavar="BLOCKS",
-        help="Blocks per KV head and layer that stay on the device between steps.",
-        show_default="0: none",
-        rich_help_panel=METHOD,
-    ),
-]
-CachePolicyOption = Annotated[
-    CachePolicy | None,
-    typer.Option(
-        "--device-cache-policy",
-        envvar="INFLLM_DEVICE_CACHE_POLICY",
-        help="Which of them leaves first.",
-        show_default="lru",
-        rich_help_panel=METHOD,
-    ),
-]
-InfiniSegment = Annotated[
-    int | None,
-    typer.Option(
-        envvar="INFLLM_INFINI_SEGMENT",
-        help="Tokens of a segment of infini.",
-        show_default="2048, or half the trained length",
-        rich_help_panel=METHOD,
-    ),
-]
-InfiniUpdateOption = Annotated[
-    InfiniUpdate | None,
-    typer.Option(
-        "--infini-update",
-        envvar="INFLLM_INFINI_UPDATE",
-        help="How infini writes a segment into its memory.",
-        show_default="delta",
-        rich_help_panel=METHOD,
-    ),
-]
-InfiniGatesOption = Annotated[
-    InfiniGates | None,
-    typer.Option(
-        "--infini-gates",
-        envvar="INFLLM_INFINI_GATES",
-        help="How much heads listen to that memory: see `infllm fit-gates`.",
-        show_default="fitted; off where nothing has been fitted",
-        rich_help_panel=METHOD,
-    ),
 ]
 Store = Annotated[
     StoreChoice,
@@ -410,8 +261,8 @@ Candidates = Annotated[
     int,
     typer.Option(
         envvar="INFLLM_CANDIDATES",
-        help="Passages that the model judges by how likely they make the question; 0: words alone "
-        "choose what is read again.",
+        help="Of a document with up to so many passages the model judges each by how likely it "
+        "makes the question; of others words alone choose what is read again.",
         rich_help_panel=ADVANCED,
     ),
 ]
@@ -430,6 +281,17 @@ HostLimit = Annotated[
         envvar="INFLLM_HOST_LIMIT",
         help="Most host memory for keys and values, as in 16GB; what passes it moves to disk.",
         show_default="half of what is free",
+        rich_help_panel=LIMITS,
+    ),
+]
+DeviceLimit = Annotated[
+    str | None,
+    typer.Option(
+        metavar="SIZE",
+        envvar="INFLLM_DEVICE_LIMIT",
+        help="Most memory of each GPU for copies of stored keys, which an answer scans; where they "
+        "do not fit they are scanned in host memory, or streamed.",
+        show_default="half of what is free there",
         rich_help_panel=LIMITS,
     ),
 ]
@@ -468,90 +330,5 @@ MemoryBudget = Annotated[
         envvar="INFLLM_MEMORY_BUDGET",
         help="Most disk for all saved memories; the least recently used go first.",
         rich_help_panel=LIMITS,
-    ),
-]
-
-GRID = "The grid"
-Lengths = Annotated[
-    str,
-    typer.Option(
-        metavar="LIST",
-        help="Tokens of a whole context, document, question and answer together: 4k,8k,128k,1m "
-        "(k is 1,024).",
-        rich_help_panel=GRID,
-    ),
-]
-Depths = Annotated[
-    int,
-    typer.Option(
-        metavar="N",
-        help="At how many depths the answer stands, evenly from the beginning to the end.",
-        rich_help_panel=GRID,
-    ),
-]
-Policies = Annotated[
-    str | None,
-    typer.Option(
-        metavar="LIST",
-        help="Memory policies side by side: infllm, infllm-paper, dense, streaming-llm, "
-        "lm-infinite, h2o, infini.",
-        show_default="that of --policy: infllm",
-        rich_help_panel=GRID,
-    ),
-]
-Samples = Annotated[
-    int,
-    typer.Option(metavar="N", help="Drawn anew for each cell.", rich_help_panel=GRID),
-]
-TaskSeed = Annotated[
-    int,
-    typer.Option(metavar="N", help="Of what is drawn for the tasks.", rich_help_panel=GRID),
-]
-EvalAnswering = Annotated[
-    AnsweringChoice,
-    typer.Option(
-        help="memory: what the policy holds, alone; both, passages: as of `infllm ask`.",
-        rich_help_panel=GRID,
-    ),
-]
-FormOption = Annotated[
-    FormChoice,
-    typer.Option(
-        help="published: document and question in one message, in the benchmark's words alone; "
-        "ask: as `infllm ask` puts them.",
-        rich_help_panel=GRID,
-    ),
-]
-LimitSeconds = Annotated[
-    float | None,
-    typer.Option(
-        metavar="S",
-        help="Stop after so many seconds of measuring.",
-        show_default="none",
-        rich_help_panel=GRID,
-    ),
-]
-ResultsFile = Annotated[
-    Path | None,
-    typer.Option(
-        "--output",
-        "-o",
-        metavar="FILE.jsonl",
-        help="Write every cell down as a line of JSON; what stands there already is not measured "
-        "again.",
-        show_default=False,
-        dir_okay=False,
-        rich_help_panel=GRID,
-    ),
-]
-HeatmapFiles = Annotated[
-    list[Path] | None,
-    typer.Option(
-        "--heatmap",
-        metavar="FILE",
-        help="Draw the results, as .svg or .png by the name; may be repeated.",
-        show_default=False,
-        dir_okay=False,
-        rich_help_panel=GRID,
     ),
 ]

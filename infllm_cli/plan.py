@@ -12,12 +12,13 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from infllm_cli import budget, machine, wording
+from infllm_cli import budget, machine, scan_plan, wording
 from infllm_cli.budget import LayerShape, Need
 from infllm_cli.errors import UsageError
 from infllm_cli.limits import Limits, disk_room, memories_folder
 from infllm_cli.memory.config import MemoryConfig
 from infllm_cli.memory.knobs import Policy
+from infllm_cli.memory.scan_cost import Scan
 from infllm_cli.shelf import Shelf
 
 if TYPE_CHECKING:
@@ -43,6 +44,8 @@ class Plan:
         saved_bytes: of the files that are kept for the next question; 0: none.
         host_limit_bytes: of keys and values; None: no limit.
         seconds: for reading, at the speed last measured here; None: not measured yet.
+        scan: of stored keys, for a token of an answer; None: nothing is scanned, or nobody knows
+            by what.
     """
 
     document: str | None
@@ -59,6 +62,7 @@ class Plan:
     saved_bytes: int = 0
     host_limit_bytes: int | None = None
     tokens_per_second: float | None = None
+    scan: Scan | None = None
 
     @property
     def need(self) -> Need:
@@ -119,6 +123,11 @@ def plan_document(
     def config_of(policy: Policy | None) -> MemoryConfig:
         return MemoryConfig.for_model(outline.trained_length, **{**sizes, "policy": policy})
 
+    def held_by(policy: Policy | None) -> MemoryConfig:
+        found = config_of(policy)
+        on_gpu = chosen.type == "cuda" and found.policy.has_blocks
+        return replace(found, device_cache_blocks=found.gpu_slots) if on_gpu else found
+
     config = config_of(sizes.get("policy"))
     prompt = prompts.build_prompt(outline.tokenizer, outline.generation_config)
 
@@ -135,7 +144,7 @@ def plan_document(
     by_hand = any(size is not None for name, size in sizes.items() if name != "codec")
     whole = not by_hand and context + RESERVE_TOKENS <= outline.trained_length
     needs = _needs(
-        outline.layers, value_bytes, config_of, context, context + RESERVE_TOKENS if whole else 0
+        outline.layers, value_bytes, held_by, context, context + RESERVE_TOKENS if whole else 0
     )
     limits = limits or Limits.usual()
     shelf = Shelf(memories_folder(cache_dir))
@@ -171,6 +180,18 @@ def plan_document(
         saved_bytes=saved,
         host_limit_bytes=limits.host,
         tokens_per_second=speeds.last_speed(cache_dir, folder.name, str(chosen), kind),
+        scan=None
+        if whole
+        else budget.scan(
+            outline.layers,
+            value_bytes,
+            config,
+            context,
+            group=outline.config.num_attention_heads // outline.layers[0].kv_heads,
+            has_device=chosen.type == "cuda",
+            cores=machine.cores(),
+            device_room=scan_plan.device_room(chosen, limits.device),
+        ),
     )
 
 
@@ -279,6 +300,7 @@ def to_json(plan: Plan) -> dict[str, Any]:
             "host_limit_bytes": plan.host_limit_bytes,
             "free_disk_bytes": plan.free_disk_bytes,
         },
+        "scan": scan_plan.as_json(plan.scan),
         "reading": {"tokens_per_second": plan.tokens_per_second, "seconds": plan.seconds},
         "model": {**plan.model, "weight_bytes": plan.weight_bytes},
         "config": plan.config.as_dict(),
@@ -321,6 +343,8 @@ def as_lines(plan: Plan) -> list[str]:
         + (", kept for the next question" if plan.saved_bytes else "")
         + f"; it may take {wording.size(plan.free_disk_bytes)}",
     ]
+    if plan.scan is not None:
+        lines.append(scan_plan.line(plan.scan))
     if plan.document is not None:
         time = "not measured yet for this model on this device"
         if plan.seconds is not None:

@@ -6,7 +6,6 @@ right sentence is found more often than that, and it cannot be misremembered.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,8 +17,6 @@ from infllm_cli.words import WordIndex
 
 # Passages whose sentences are looked at, the best first.
 PASSAGES = 12
-# Sentences whose likelihood is judged; the words choose them.
-JUDGED = 24
 # A sentence and its neighbours must hold this part of what the question's words weigh together.
 LEAST_COVERAGE = 0.3
 # Words that weigh less (those of more than a fifth of all passages) say nothing of their own.
@@ -68,12 +65,11 @@ def best_sentence(
     text: str,
     words: WordIndex,
     sentences: list[Sentence],
-    likelihood: Callable[[list[tuple[int, int]]], np.ndarray] | None,
 ) -> Sentence | None:
     """The sentence that fits a question best, or None where none has enough of its words.
 
-    Args:
-        likelihood: of the question behind stretches of tokens [n], to [n]; None to go by words.
+    How likely the model holds the question behind each sentence is no help: of 20 questions on a
+    novel words alone choose right for 14, with it for 11 to 13; of 24 on the sample story 16 each.
     """
     if not sentences:
         return None
@@ -92,13 +88,8 @@ def best_sentence(
     scores = _standard(own) + _standard(around)
     scores += _standard(covered @ weights) + _standard(coverage)
     scores[coverage < LEAST_COVERAGE] = -np.inf
-    order = [i for i in np.argsort(-scores, kind="stable")[:JUDGED] if np.isfinite(scores[i])]
-    if not order:
-        return None
-    fused = scores[order]
-    if likelihood is not None and len(order) > 1:
-        fused = fused + _standard(likelihood([sentences[i].tokens for i in order]))
-    return sentences[order[int(np.argmax(fused))]]
+    best = int(np.argmax(scores))
+    return sentences[best] if np.isfinite(scores[best]) else None
 
 
 def _standard(scores: np.ndarray) -> np.ndarray:

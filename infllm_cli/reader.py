@@ -18,16 +18,18 @@ from torch import Tensor
 
 from infllm_cli import budget, prompts
 from infllm_cli.asking import Asking
-from infllm_cli.attention import MemoryCall, forward
+from infllm_cli.attention import MemoriesCall, MemoryCall, forward
 from infllm_cli.document import Document
 from infllm_cli.errors import CapacityError, DocumentError, InfllmError, UsageError
 from infllm_cli.events import Answer, ChunkRead, Looked, Quoted, TokenOut
 from infllm_cli.gates import choose_gates
 from infllm_cli.memory.config import MemoryConfig
+from infllm_cli.memory.device_path import DeviceOptions
 from infllm_cli.memory.knobs import Policy
 from infllm_cli.memory.model_memory import ModelMemory
 from infllm_cli.memory.step import Phase, Step
 from infllm_cli.models.loading import LoadedModel, load_model, quiet_transformers
+from infllm_cli.models.packed import count_parameters
 from infllm_cli.passages import Passages, cut_passages
 from infllm_cli.recall import Impression
 from infllm_cli.sampling import Answering, AnswerOptions
@@ -115,7 +117,7 @@ class Reader:
     @cached_property
     def parameters(self) -> int:
         """Of the model, all together."""
-        return sum(parameter.numel() for parameter in self.model.parameters())
+        return count_parameters(self.model)
 
     @classmethod
     def load(
@@ -126,13 +128,14 @@ class Reader:
         dtype: str = "auto",
         cache_dir: Path | None = None,
         progress: Callable[[str, int, int], None] | None = None,
+        device_limit_bytes: int | None = None,
         **sizes: Any,
     ) -> Reader:
         """Find (fetch, convert) and load a model.
 
         Args:
             model: a name of the catalog, a hub id, a folder or a GGUF file; default: the catalog's.
-            device: auto, cpu, cuda, cuda:1, ...
+            device: auto, cpu, cuda, cuda:1, gpus (the layers spread over all), ...
             dtype: auto, bf16, f16, f32.
             cache_dir: where models are kept; default: the user's cache folder.
             progress: called with a stage, steps done and steps in all while fetching.
@@ -148,6 +151,7 @@ class Reader:
         memo = cache_dir / "selftest.json"
         loaded = load_model(folder.path, folder.name, device=device, dtype=dtype, memo=memo)
         loaded.cache_dir = cache_dir
+        loaded.device_options = DeviceOptions(limit_bytes=device_limit_bytes)
         return cls(loaded, MemoryConfig.for_model(loaded.trained_length, **sizes))
 
     def reserve_for(self, questions: list[str], options: AnswerOptions) -> int:
@@ -209,16 +213,26 @@ class Reader:
         length = self.config.context_tokens
         if whole or self.config.policy is Policy.DENSE:
             length = context + reserve_tokens
-        state = ModelMemory(
-            self.loaded.layers_for(length),
-            self.config,
-            trained_length=trained,
-            whole_tokens=trained if whole else 0,
-            gates=self.gates.weights,
-        )
+        state = self.empty_state(length, whole_tokens=trained if whole else 0)
         state.reserve(context + reserve_tokens)
         passages = cut_passages(document.text, tokens, [part.heading for part in document.parts])
         return Memory(document, tokens, len(self.prompt.prefix), state, passages, whole)
+
+    def empty_state(self, length: int | None = None, *, whole_tokens: int = 0) -> ModelMemory:
+        """The memories of all layers, of nothing.
+
+        Args:
+            length: tokens that a context may hold; default: what the sizes make of it.
+            whole_tokens: attend so many tokens whole before tiers begin.
+        """
+        return ModelMemory(
+            self.loaded.layers_for(length or self.config.context_tokens),
+            self.config,
+            trained_length=self.loaded.trained_length,
+            whole_tokens=whole_tokens,
+            device=self.loaded.device_options,
+            gates=self.gates.weights,
+        )
 
     def _check_limit(
         self, document: Document, tokens: int, limit: int, disk: int, *, times: int = 1
@@ -344,11 +358,39 @@ class Reader:
         step = state.step(phase, len(ids), keep_from)
         with torch.inference_mode():
             call = MemoryCall(state, step)
-            logits = forward(self.model, ids.to(self.loaded.device), call, want_logits=want_logits)
+            logits = forward(
+                self.model, ids.to(self.loaded.device), call, want_logits=int(want_logits)
+            )
+        self._check_finite(logits, step)
+        state.finish(step)
+        return step, None if logits is None else logits[0]
+
+    def forward_together(
+        self, states: list[ModelMemory], token: int, keep_from: list[int]
+    ) -> list[tuple[Step, Tensor]]:
+        """One answer token over several memories in one pass, so that weights are read once.
+
+        Returns:
+            As `forward` of each of them: its step, and logits [V].
+        """
+        steps = [
+            state.step(Phase.ANSWER, 1, kept) for state, kept in zip(states, keep_from, strict=True)
+        ]
+        with torch.inference_mode():
+            ids = torch.full((len(states),), token, device=self.loaded.device)
+            call = MemoriesCall(states, steps)
+            logits = forward(self.model, ids, call, want_logits=len(states))
+        assert logits is not None
+        self._check_finite(logits, steps[0])
+        for state, step in zip(states, steps, strict=True):
+            state.finish(step)
+        return list(zip(steps, logits, strict=True))
+
+    def _check_finite(self, logits: Tensor | None, step: Step) -> None:
         if logits is not None and not bool(torch.isfinite(logits).all()):
             dtype = str(self.loaded.dtype).removeprefix("torch.")
             raise InfllmError(
-                f"the model's logits are not finite in {dtype} (step {phase.value}, token "
+                f"the model's logits are not finite in {dtype} (step {step.phase.value}, token "
                 f"{step.end:,} of the context): its numbers overflowed. "
                 + (
                     "Its weights are damaged."
@@ -356,5 +398,3 @@ class Reader:
                     else "Try --dtype f32; if it happens there too, the weights are damaged."
                 )
             )
-        state.finish(step)
-        return step, logits

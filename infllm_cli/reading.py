@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from infllm_cli import speeds
 from infllm_cli.document import Document
 from infllm_cli.errors import Interrupted
+from infllm_cli.impressions import keep_neutral, recall_neutral
 from infllm_cli.keeping import Keeper
 from infllm_cli.limits import disk_room, memories_folder
 from infllm_cli.reader import Memory, Reader
@@ -50,6 +51,7 @@ def load_reader(source: Source, console: Console) -> Reader:
         dtype=source.model.dtype.value,
         cache_dir=source.model.cache,
         progress=console.fetching,
+        device_limit_bytes=source.limits.parsed().device,
         **source.sizes.as_dict(),
     )
     tell_plain_form(reader, console)
@@ -101,7 +103,11 @@ def kept(source: Source, reader: Reader, memory: Memory, console: Console) -> It
     ) as keeper:
         _read(reader, memory, keeper, console)
         _remember_speed(reader, memory, cache_dir)
+        # Of a memory that was read just now there is none, and its files are still being written.
+        known = not memory.read_tokens and recall_neutral(keeper.saved_path(), reader, memory)
         yield keeper
+        if not known:
+            keep_neutral(keeper.saved_path(), reader, memory)
 
 
 def _read(reader: Reader, memory: Memory, keeper: Keeper, console: Console) -> None:

@@ -2,7 +2,9 @@
 
 Exact lookup finds literal strings; an ordinary question needs its passages re-read as text beside
 it. The words know (BM25) which passages speak of the same things; the memory knows (`likelihood`)
-which of them make the question likely, in whatever words it is asked.
+which of them make the question likely, in whatever words it is asked. Of long documents the words
+choose alone: of 20 questions on a novel of 1,350 passages, one that holds the answer is among the
+first four for 18 by words, 14 by the likelihood, 15 to 18 by both fused with any weights.
 """
 
 from __future__ import annotations
@@ -69,27 +71,6 @@ def fuse(scores: list[np.ndarray], weights: list[float]) -> np.ndarray:
         rank[order] = np.arange(len(order))
         fused += np.where(score > score.min(), weight / (FUSION + rank), 0.0)
     return fused
-
-
-def take_turns(first: np.ndarray, second: np.ndarray) -> np.ndarray:
-    """Scores [P] that order passages by two rankings [P] in turn: the first's best, then the
-    second's, and so on; 0 where both know nothing (their floor).
-    """
-    orders = [np.argsort(-scores, kind="stable") for scores in (first, second)]
-    turns = dict.fromkeys(int(i) for pair in zip(*orders, strict=True) for i in pair)
-    scores = np.zeros(len(first))
-    scores[list(turns)] = 1 / np.arange(1, len(turns) + 1)
-    return np.where((first > first.min()) | (second > second.min()), scores, 0.0)
-
-
-def candidates(words: np.ndarray, most: int) -> list[int]:
-    """The passages worth judging, in document order: all, or of more than `most` those that share
-    the most words [P] with the question.
-    """
-    if len(words) <= most:
-        return list(range(len(words)))
-    best = np.argsort(-words, kind="stable")[:most]
-    return sorted(int(index) for index in best if words[index] > 0)
 
 
 def choose(fused: np.ndarray, sizes: np.ndarray, budget: int) -> list[int]:

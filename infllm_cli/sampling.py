@@ -41,7 +41,7 @@ class AnswerOptions:
     seed: int = 0
     answering: Answering = Answering.BOTH
     reread_tokens: int = 480  # about four passages: more of them distract a small model
-    candidates: int = 128  # passages whose likelihood is judged
+    candidates: int = 128  # of a document with up to so many passages each is judged
     quote: Quoting = Quoting.AUTO
     prefill: str = ""  # what the answer begins with; the model goes on from there
 

@@ -403,7 +403,7 @@ def request_for(words: int, focus: str | None) -> str:
 
 def parameters(reader: Reader) -> int:
     """How many numbers the model is made of."""
-    return sum(parameter.numel() for parameter in reader.model.parameters())
+    return reader.parameters
 
 
 def _mass(step: Step, offset: int, piece: Piece) -> np.ndarray:

@@ -14,6 +14,7 @@ from infllm_cli.document import Document
 from infllm_cli.events import Answer
 from infllm_cli.evidence import Passage
 from infllm_cli.keeping import Keeper
+from infllm_cli.kernels.dispatch import kernels_for
 from infllm_cli.reader import Memory, Reader
 from infllm_cli.wording import duration, size
 
@@ -38,7 +39,8 @@ def peak_bytes(reader: Reader, memory: Memory) -> int:
     and host are one, the tiers that would be on the device.
     """
     if reader.loaded.device.type == "cuda":
-        return torch.cuda.max_memory_allocated(reader.loaded.device)
+        devices = {layer.device for layer in reader.loaded.layers} | {reader.loaded.device}
+        return sum(torch.cuda.max_memory_allocated(device) for device in devices)
     return memory.device_bytes_peak
 
 
@@ -126,6 +128,7 @@ def as_json(
             "config": reader.config.as_dict(),
             "gates": reader.gates.as_dict(),
             "device_cache": memory.state.device_cache,
+            "replaced_kernels": dict(kernels_for(loaded.device.type).failed),
         },
         "model": {
             "name": loaded.name,
@@ -166,6 +169,14 @@ def report_facts(
     if cached := state.device_cache:
         found = f"{cached['hits']:,} of {cached['hits'] + cached['misses']:,} blocks were there"
         facts.append(("device cache", found))
+        if "bytes_to_device" in cached:
+            to, back = size(cached["bytes_to_device"]), size(cached["bytes_to_host"])
+            ahead = f"{cached['prefetched']:,} blocks ahead of their step"
+            facts.append(("moved", f"{to} to the device, {ahead}; {back} to the host"))
+        if cached.get("keys_scanned_on"):
+            facts.append(("keys scanned", f"on: {cached['keys_scanned_on']}"))
+    for name, reason in kernels_for(loaded.device.type).failed.items():
+        facts.append(("kernel replaced", f"{name}: {reason}"))
     if state.dropped:
         facts.append(("dropped", f"{state.dropped:,} of these blocks"))
     facts.append(("host", size(state.host_bytes)))

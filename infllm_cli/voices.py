@@ -45,10 +45,6 @@ class Voice:
         """The same with exact lookup."""
         return [self._push(Phase.ASK, piece) for piece in self._pieces(ids)]
 
-    def follow(self, token: int) -> Step:
-        """The answer went on with this token."""
-        return self._push(Phase.ANSWER, torch.tensor([token]))
-
     def _pieces(self, ids: np.ndarray) -> list[Tensor]:
         if not len(ids):
             return []
@@ -71,7 +67,19 @@ def fresh_state(reader: Reader) -> ModelMemory:
         reader.config,
         trained_length=trained,
         whole_tokens=trained,
+        device=reader.loaded.device_options,
     )
+
+
+def follow(voices: list[Voice], token: int) -> list[Step]:
+    """The answer went on with this token; what each voice looked at."""
+    reader = voices[0].reader
+    found = reader.forward_together(
+        [voice.state for voice in voices], token, [voice.start for voice in voices]
+    )
+    for voice, (_, logits) in zip(voices, found, strict=True):
+        voice.logits = logits
+    return [step for step, _ in found]
 
 
 def mixture(voices: list[Voice]) -> Tensor:

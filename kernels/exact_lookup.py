@@ -11,13 +11,13 @@ importing Triton is slow and not possible everywhere.
 
 from __future__ import annotations
 
-import importlib.util
+import functools
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-HAS_TRITON = importlib.util.find_spec("triton") is not None
+from .dispatch import kernels_for
 
 # Sizes of the working tiles of the torch form. On a CPU they are to stay in the second-level
 # cache from the matrix product to the sum (2 MB of scores, 1 MB of keys); elsewhere each step is
@@ -51,11 +51,8 @@ def exact_lookup(
     Returns:
         `(lse, peak)`, both `[H_kv, Q, n_blocks]` float32 on the device of `q`.
     """
-    if q.is_cuda and HAS_TRITON:
-        from .exact_lookup_triton import exact_lookup_triton
-
-        return exact_lookup_triton(q, keys, n_blocks, want_lse)
-    return exact_lookup_torch(q, keys, n_blocks, want_lse)
+    arguments = (q, keys, n_blocks, want_lse)
+    return kernels_for(q.device.type).run("exact_lookup", exact_lookup_torch, *arguments)
 
 
 def exact_lookup_torch(
@@ -95,7 +92,7 @@ def exact_lookup_parts(
     largest = max(parts, key=lambda keys: keys.shape[1])
     tile_scores = CPU_TILE_SCORES if q.device.type == "cpu" else DEVICE_TILE_SCORES
     tile_rows = min(n_rows, MAX_TILE_ROWS)
-    narrow = n_rows <= FEW_ROWS and q.dtype == largest.dtype and _multiplies_natively(q)
+    narrow = n_rows <= FEW_ROWS and q.dtype == largest.dtype and multiplies_natively(q)
     tile_heads = n_heads if narrow else 1
     room = tile_scores // (tile_heads * tile_rows * largest.shape[2])
     tile_blocks = max(1, min(largest.shape[1], room))
@@ -181,10 +178,13 @@ class _NarrowScores:
         return b_s.copy_(b_p.transpose(1, 2)).view(n_heads, n_rows, n_blocks, size)
 
 
-def _multiplies_natively(q: Tensor) -> bool:
+def multiplies_natively(q: Tensor) -> bool:
     """Whether this CPU has instructions for products of bfloat16 (without them it crawls)."""
-    if q.device.type != "cpu" or q.dtype != torch.bfloat16:
-        return False
+    return q.device.type == "cpu" and q.dtype == torch.bfloat16 and _has_bfloat16_products()
+
+
+@functools.cache
+def _has_bfloat16_products() -> bool:
     # Private names of torch: one that is gone means the slower, exact way.
     probes = (
         getattr(torch.cpu, name, None)

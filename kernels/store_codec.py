@@ -22,6 +22,8 @@ from dataclasses import dataclass, fields, replace
 import torch
 from torch import Tensor
 
+from .dispatch import kernels_for
+
 FULL, INT8, FP8, INT4 = "full", "int8", "fp8", "int4"
 KINDS = (FULL, INT8, FP8, INT4)
 FP8_MOST = 448.0  # float8_e4m3fn
@@ -84,8 +86,14 @@ def _is_shared(packed: Packed, tensor: Tensor) -> bool:
     return tensor.shape[1] == 1 and packed.blocks != 1
 
 
-def pick(packed: list[tuple[Packed, int, int]]) -> Packed:
-    """Blocks (head, index) of several of one kind `[m]` -> one of `[m, 1, B, d]`, copied."""
+Empty = Callable[[tuple[int, ...], torch.dtype], Tensor]
+
+
+def pick(packed: list[tuple[Packed, int, int]], empty: Empty | None = None) -> Packed:
+    """Blocks (head, index) of several of one kind `[m]` -> one of `[m, 1, B, d]`, copied.
+
+    `empty` gives the memory that they are copied into.
+    """
     first = packed[0][0]
     found: dict[str, Tensor] = {}
     for name in first.tensors():
@@ -93,7 +101,11 @@ def pick(packed: list[tuple[Packed, int, int]]) -> Packed:
         for source, head, index in packed:
             tensor = getattr(source, name)
             rows.append(tensor[head, 0 if tensor.shape[1] == 1 else index])
-        found[name] = torch.stack(rows)[:, None]
+        if empty is None:
+            found[name] = torch.stack(rows)[:, None]
+        else:
+            into = empty((len(rows), *rows[0].shape), rows[0].dtype)
+            found[name] = torch.stack(rows, out=into)[:, None]
     return replace(first, **found)
 
 
@@ -102,9 +114,15 @@ def pick(packed: list[tuple[Packed, int, int]]) -> Packed:
 
 def pack_keys(keys: Tensor, kind: str) -> Packed:
     """Keys `[H_kv, N, B, d]`, per channel."""
-    dim = keys.shape[-1]
     if kind == FULL:
-        return Packed(FULL, dim, keys)
+        return Packed(FULL, keys.shape[-1], keys)
+    run = kernels_for(keys.device.type).run
+    return run("store_codec.pack_keys", pack_keys_torch, keys, kind)
+
+
+def pack_keys_torch(keys: Tensor, kind: str) -> Packed:
+    """Do the same in plain torch: the kernel's twin."""
+    dim = keys.shape[-1]
     x = keys.float()
     if kind == FP8:
         scale = _positive(x.abs().amax(dim=(1, 2), keepdim=True) / FP8_MOST)
@@ -127,9 +145,15 @@ def pack_keys(keys: Tensor, kind: str) -> Packed:
 
 def pack_values(values: Tensor, kind: str) -> Packed:
     """Values `[H_kv, N, B, d]`, per token."""
-    dim = values.shape[-1]
     if kind == FULL:
-        return Packed(FULL, dim, values)
+        return Packed(FULL, values.shape[-1], values)
+    run = kernels_for(values.device.type).run
+    return run("store_codec.pack_values", pack_values_torch, values, kind)
+
+
+def pack_values_torch(values: Tensor, kind: str) -> Packed:
+    """Do the same in plain torch: the kernel's twin."""
+    dim = values.shape[-1]
     x = values.float()
     if kind == INT4:
         low = x.amin(dim=-1, keepdim=True).bfloat16()
@@ -177,6 +201,23 @@ def unpack(packed: Packed, dtype: torch.dtype) -> Tensor:
     if packed.low is not None:
         numbers.add_(packed.low)
     return numbers.to(dtype)
+
+
+def unpack_into(packed: Packed, out: Tensor, slots: Tensor) -> None:
+    """Write blocks to slots.
+
+    Args:
+        packed: `[H, N, B, d]`, contiguous.
+        out: `[C, B, d]` in the dtype that is wanted, contiguous; slots that are not named stay.
+        slots: `[H * N]` int64, where each block goes; no two the same.
+    """
+    run = kernels_for(out.device.type).run
+    run("store_codec.unpack_into", unpack_into_torch, packed, out, slots)
+
+
+def unpack_into_torch(packed: Packed, out: Tensor, slots: Tensor) -> None:
+    """Do the same in plain torch: the kernel's twin."""
+    out.index_copy_(0, slots, unpack(packed, out.dtype).flatten(0, 1))
 
 
 def _from_nibbles(packed: Tensor, dim: int) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 from tiny_tokenizers import backend_of
 
@@ -21,7 +22,6 @@ def command(answer: str | None, delay: float) -> None:
         answer: what the model says; None: what comes out of it.
         delay: seconds that each pass through the model takes more.
     """
-    forward = Reader.forward
 
     class Scripted:
         def __init__(self, options: AnswerOptions) -> None:
@@ -31,14 +31,18 @@ def command(answer: str | None, delay: float) -> None:
         def __call__(self, logits: object) -> int:
             return next(self.left)
 
-    def slow(*arguments: object, **named: object) -> object:
-        time.sleep(delay)
-        return forward(*arguments, **named)
+    def slowed(forward: Callable[..., object]) -> Callable[..., object]:
+        def slow(*arguments: object, **named: object) -> object:
+            time.sleep(delay)
+            return forward(*arguments, **named)
+
+        return slow
 
     if answer is not None:
         asking.Sampler = Scripted
     if delay:
-        Reader.forward = slow
+        Reader.forward = slowed(Reader.forward)
+        Reader.forward_together = slowed(Reader.forward_together)
     main()
 
 

@@ -78,10 +78,10 @@ def our_logits(
         step = memory.step(Phase.READ, len(piece))
         last = step.end == len(ids)
         with torch.inference_mode():
-            logits = forward(model, piece, MemoryCall(memory, step), want_logits=last)
+            logits = forward(model, piece, MemoryCall(memory, step), want_logits=int(last))
         memory.finish(step)
     assert logits is not None
-    return logits
+    return logits[0]
 
 
 def difference(a: Tensor, b: Tensor) -> float:
@@ -121,11 +121,17 @@ def test_a_lost_key_would_be_seen(
     model, ids, expected = subject
 
     def forgetful(
-        q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scaling: float, softcap: float | None
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        mask: Tensor | None,
+        scaling: float,
+        softcap: float | None,
+        **how: bool,
     ) -> Tensor:
         lost = k.shape[1] - q.shape[1] - 1  # the token just before the step
         if lost < 0 or mask is None:
-            return attend(q, k, v, mask, scaling, softcap)
+            return attend(q, k, v, mask, scaling, softcap, **how)
         kept = [key for key in range(k.shape[1]) if key != lost]
         return attend(q, k[:, kept], v[:, kept], mask[:, kept], scaling, softcap)
 

@@ -144,4 +144,4 @@ def test_the_file_lies_in_the_platforms_folder(monkeypatch, tmp_path):
 def test_settings_hold_for_every_command_but_measurements():
     told = cli._defaults(typer.main.get_command(cli.app), {"model": "x"})
     assert told["ask"] == told["memory"]["show"] == told["model"]["pull"] == {"model": "x"}
-    assert "eval" not in told
+    assert "eval" not in told and "bench" not in told

@@ -106,7 +106,7 @@ def test_twin_holds_across_tile_seams(monkeypatch, native, n_rows):
     monkeypatch.setattr(module, "CPU_TILE_SCORES", 2048)
     monkeypatch.setattr(module, "MAX_TILE_ROWS", 6)
     monkeypatch.setattr(module, "FEW_ROWS", 99)
-    monkeypatch.setattr(module, "_multiplies_natively", lambda q: native)
+    monkeypatch.setattr(module, "multiplies_natively", lambda q: native)
     inputs = make_inputs(2, n_rows, 40, 48, 17, 20, torch.bfloat16)
     tolerance = SCORE_TOLERANCE[torch.bfloat16] if native else EXACT_TOLERANCE
     assert_near(exact_lookup_torch(*inputs), naive(*inputs), tolerance)

@@ -8,6 +8,7 @@ from itertools import cycle
 
 import pytest
 import torch
+from infllm_cli.kernels.representative_scores import representative_scores
 from layer_streams import CPU, TOLERANCE, Stream, make_geometry, make_stream, rotate
 from torch import Tensor
 
@@ -18,7 +19,7 @@ from infllm_cli.memory.codecs import Codec
 from infllm_cli.memory.config import Lookup, MemoryConfig
 from infllm_cli.memory.layer import LayerGeometry, LayerMemory
 from infllm_cli.memory.model_memory import ModelMemory
-from infllm_cli.memory.representatives import Representatives, running_sum_scores
+from infllm_cli.memory.representatives import Representatives
 from infllm_cli.memory.rotary import Rotary
 from infllm_cli.memory.sliding import SlidingLayer
 from infllm_cli.memory.step import Phase, Step
@@ -360,7 +361,7 @@ def test_running_sums_give_the_scores_of_the_definition() -> None:
     generator = torch.Generator().manual_seed(3)
     queries = torch.randn(2, 40, 5, generator=generator)
     keys = torch.randn(2, 19, 5, generator=generator)
-    scores = running_sum_scores(queries.cumsum(dim=1), keys, 21)
+    scores = representative_scores(queries.cumsum(dim=1), keys, 21)
     for head in range(2):
         for m in range(19):
             following = queries[head, m + 1 : m + 22] @ keys[head, m]

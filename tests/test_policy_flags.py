@@ -56,10 +56,10 @@ def test_a_policy_comes_from_the_environment_and_the_config_file(server, place, 
     config = found["memory"]["config"]
     assert (config["policy"], config["block_tokens"]) == ("h2o", 32)
     (tmp_path / "infllm").mkdir()
-    (tmp_path / "infllm" / "config.toml").write_text('policy = "streaming-llm"\nblock = 64\n')
+    (tmp_path / "infllm" / "config.toml").write_text('policy = "streaming-llm"\nblock = 40\n')
     found = told(server.run(ask, env={"XDG_CONFIG_HOME": str(tmp_path)}))
     config = found["memory"]["config"]
-    assert (config["policy"], config["block_tokens"]) == ("streaming-llm", 64)
+    assert (config["policy"], config["block_tokens"]) == ("streaming-llm", 40)
     (tmp_path / "infllm" / "config.toml").write_text('policy = "best"\n')
     done = server.run(ask, env={"XDG_CONFIG_HOME": str(tmp_path)})
     assert done.returncode == 2 and "policy is 'best'" in done.stderr.decode()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import numpy as np
 import pytest
 from tiny_readers import make_reader, read_text
 
@@ -32,10 +31,10 @@ def parts():
     return tokens, passages, WordIndex(STORY, tokens, passages)
 
 
-def quote(parts, question: str, likelihood=None) -> str | None:
+def quote(parts, question: str) -> str | None:
     tokens, passages, words = parts
     sentences = sentences_of(STORY, tokens, passages, list(range(len(passages))))
-    found = best_sentence(question, STORY, words, sentences, likelihood)
+    found = best_sentence(question, STORY, words, sentences)
     return None if found is None else STORY[slice(*found.chars)].strip()
 
 
@@ -54,20 +53,6 @@ def test_the_sentence_with_the_questions_words_is_quoted(parts) -> None:
 )
 def test_nothing_is_quoted_where_the_words_are_missing(parts, question: str) -> None:
     assert quote(parts, question) is None
-
-
-def test_the_likelihood_decides_between_sentences_that_share_as_much(parts) -> None:
-    tokens, _, _ = parts
-
-    def prefers(word: str):
-        def likelihood(spans: list[tuple[int, int]]) -> np.ndarray:
-            texts = [STORY[tokens.spans[a, 0] : tokens.spans[b - 1, 1]] for a, b in spans]
-            return np.array([10.0 * (word in text) for text in texts])
-
-        return likelihood
-
-    assert "Patience" in quote(parts, "What was called?", prefers("Patience"))
-    assert "Deacon" in quote(parts, "What was called?", prefers("Deacon"))
 
 
 def test_sentences_of_passages_hold_their_own_tokens(parts) -> None:

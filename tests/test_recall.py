@@ -18,10 +18,8 @@ from infllm_cli.recall import (
     FUSION,
     attention_profile,
     attention_scores,
-    candidates,
     choose,
     fuse,
-    take_turns,
 )
 from infllm_cli.tokens import PlainTokenizer, Tokens
 from infllm_cli.words import WordIndex, stem, words_of
@@ -224,20 +222,3 @@ def test_the_best_that_fit_are_chosen_in_document_order() -> None:
     assert choose(fused, sizes, 279) == [1, 3]
     assert choose(fused, sizes, 10_000) == [0, 1, 3, 4]  # never one without any score
     assert choose(fused, sizes, 99) == []
-
-
-def test_candidates_are_all_passages_or_those_that_share_the_most_words() -> None:
-    words = np.array([0.0, 2.0, 0.0, 5.0, 1.0])
-    assert candidates(words, 5) == [0, 1, 2, 3, 4]
-    assert candidates(words, 4) == [1, 3, 4]
-    assert candidates(words, 2) == [1, 3]
-    assert candidates(np.zeros(5), 4) == []
-
-
-def test_two_rankings_take_turns() -> None:
-    words = np.array([0.0, 5.0, 4.0, 3.0, 0.0])
-    fused = np.array([0.0, 1.0, 0.0, 9.0, 8.0])
-    # The words' 1, the other's 3, the words' 2, the other's 4; 0 is known to neither.
-    assert np.argsort(-take_turns(words, fused), kind="stable").tolist()[:4] == [1, 3, 2, 4]
-    assert take_turns(words, fused)[0] == 0
-    assert not take_turns(np.zeros(3), np.zeros(3)).any()

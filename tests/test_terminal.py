@@ -553,7 +553,7 @@ def test_completion_knows_commands_flags_and_models(server):
         assert done.returncode == 0 and done.stderr == b""
         return done.stdout.decode().split()
 
-    commands = ["ask", "summarize", "chat", "read", "plan", "model", "eval", "memory"]
+    commands = ["ask", "summarize", "chat", "read", "plan", "bench", "model", "eval", "memory"]
     assert complete("") == commands
     assert "--max-tokens" in complete("ask", "--max")
     assert complete("ask", "--model", "smol") == ["smollm2-135m"]

@@ -6,8 +6,10 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from tiny_readers import make_reader, read_text
+from tiny_tokenizers import prose
 
-from infllm_cli.voices import mixture, weigh
+from infllm_cli.voices import Voice, follow, fresh_state, mixture, weigh
 
 
 def voices(*probabilities: list[float], weights: tuple[float, ...] = (0.0, 0.0)) -> list:
@@ -50,3 +52,27 @@ def test_a_voice_that_foretold_nothing_falls_silent() -> None:
         weigh(both, 0)
     assert both[0].weight < -30
     assert sum(pytest.approx(0, abs=1e-6) == voice.weight for voice in both) == 1
+
+
+@pytest.mark.parametrize("kind", ["llama", "gemma3_text", "qwen3_moe"])
+def test_two_voices_in_one_pass_say_what_each_says_alone(kind: str) -> None:
+    reader = make_reader(kind=kind)
+    memory = read_text(reader, prose(3000))
+    ids = memory.tokens.ids.astype("int64")
+
+    def said(together: bool) -> list[torch.Tensor]:
+        found = []
+        with memory.state.question():
+            heard = [Voice(reader, memory.state), Voice(reader, fresh_state(reader))]
+            for voice in heard:
+                voice.ask(ids[:9])
+            for token in ids[20:26].tolist():
+                if together:
+                    steps = follow(heard, token)
+                else:
+                    steps = [step for voice in heard for step in follow([voice], token)]
+                found += [voice.logits for voice in heard] + [step.mass for step in steps]
+        return found
+
+    for one, both in zip(said(False), said(True), strict=True):
+        torch.testing.assert_close(both, one, atol=1e-4, rtol=1e-4)

@@ -12,11 +12,13 @@ from infllm_cli.commands.shared import open_started, open_stdin
 from infllm_cli.errors import UsageError
 from infllm_cli.interrupts import clean_end
 from infllm_cli.memory.knobs import Policy
+from infllm_cli.method_options import (
+    InfiniSegment,
+    InfiniUpdateOption,
+)
 from infllm_cli.options import (
     EXIT_CODES,
     Encoding,
-    InfiniSegment,
-    InfiniUpdateOption,
     Json,
     Quiet,
 )

@@ -9,58 +9,64 @@ from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_type_hints
 
-from infllm_cli.options import (
-    AllowDrop,
-    AnsweringChoice,
-    AnsweringOption,
-    AnswerLookup,
-    Block,
-    Blocks,
-    Cache,
-    CachePolicyOption,
-    Candidates,
-    Chunk,
+from infllm_cli.eval_options import (
     Depths,
-    Device,
-    DeviceCacheOption,
-    DiskLimit,
-    Dtype,
     EvalAnswering,
     FormChoice,
     FormOption,
     HeatmapFiles,
-    HostLimit,
-    InfiniGatesOption,
-    InfiniSegment,
-    InfiniUpdateOption,
     JsonLines,
     Lengths,
     LimitSeconds,
+    Policies,
+    ResultsFile,
+    Samples,
+    TaskSeed,
+)
+from infllm_cli.method_options import (
+    AnswerLookup,
+    Block,
+    CachePolicyOption,
+    DeviceCacheOption,
+    InfiniGatesOption,
+    InfiniSegment,
+    InfiniUpdateOption,
+    PolicyOption,
+    PositionsOption,
+    ReadLookup,
+    RelevanceOption,
+    RepresentativeRuleOption,
+    Representatives,
+    SharingOption,
+)
+from infllm_cli.options import (
+    AllowDrop,
+    AnsweringChoice,
+    AnsweringOption,
+    Blocks,
+    Cache,
+    Candidates,
+    Chunk,
+    Device,
+    DeviceLimit,
+    DiskLimit,
+    Dtype,
+    HostLimit,
     MaxTokens,
     MemoryBudget,
     Model,
-    Policies,
-    PolicyOption,
-    PositionsOption,
     Precision,
     Quiet,
     Quote,
     QuoteChoice,
     ReadBlocks,
-    ReadLookup,
-    RelevanceOption,
-    RepresentativeRuleOption,
-    Representatives,
     RereadTokens,
-    ResultsFile,
-    Samples,
     Save,
+    ScanEvery,
     Seed,
-    SharingOption,
     Sinks,
     Store,
     StoreChoice,
-    TaskSeed,
     Temperature,
     TopP,
     Window,
@@ -149,6 +155,7 @@ class RoomFlags:
 
     host_limit: HostLimit = None
     disk_limit: DiskLimit = None
+    device_limit: DeviceLimit = None
     save: Save = True
     memory_budget: MemoryBudget = "20GB"
 
@@ -176,6 +183,7 @@ class KeepFlags:
 
     host_limit: HostLimit = None
     disk_limit: DiskLimit = None
+    device_limit: DeviceLimit = None
     memory_budget: MemoryBudget = "20GB"
     allow_drop: AllowDrop = False
 
@@ -227,6 +235,7 @@ class SizeFlags(KnobFlags):
     read_blocks: ReadBlocks = None
     chunk: Chunk = None
     store: Store = StoreChoice.INT8
+    scan_every: ScanEvery = 1
 
     @property
     def given(self) -> bool:
@@ -248,7 +257,11 @@ class SizeFlags(KnobFlags):
         """Sizes and codec, by the names of `MemoryConfig`."""
         from infllm_cli.memory.codecs import Codec
 
-        return {**self.sizes(), "codec": Codec(self.store.value)}
+        return {
+            **self.sizes(),
+            "codec": Codec(self.store.value),
+            "scan_every": self.scan_every,
+        }
 
 
 @dataclass(frozen=True)

@@ -60,7 +60,15 @@ class Segment:
         """Keys and values [H_kv, n, B, d] of some of the blocks; zeros where they were dropped."""
         if self.slots is None:
             return unpack(self.keys.cut(blocks), dtype), unpack(self.values.cut(blocks), dtype)
-        slots = self.slots[blocks]
+        return self._from_slots(self.slots[blocks], dtype)
+
+    def take(self, blocks: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """The same of blocks by their indices [n]; copied."""
+        if self.slots is None:
+            return unpack(self.keys.take(blocks), dtype), unpack(self.values.take(blocks), dtype)
+        return self._from_slots(self.slots[blocks], dtype)
+
+    def _from_slots(self, slots: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         gone = (slots < 0)[:, None, None]
         if self.keys.blocks == 0:  # nothing to take zeros from
             shapes = [
@@ -95,7 +103,10 @@ class BlockArena:
         temporary: what is appended now will be forgotten again: it is not worth packing, and what
             was a tail must be one again.
         dropped: how many blocks are given up.
+        reuses_tail: whether the memory of a tail that was packed becomes that of the next one.
     """
+
+    reuses_tail = False
 
     def __init__(
         self,
@@ -123,6 +134,11 @@ class BlockArena:
         self._tail: Segment | None = None  # room for a whole segment; untouched pages cost nothing
 
     # -- what is held -----------------------------------------------------------------------
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of keys and values when they are unpacked."""
+        return self._dtype
 
     @property
     def kv_heads(self) -> int:
@@ -213,24 +229,41 @@ class BlockArena:
 
     def gather(self, blocks: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values [H_kv, n * B, d] of blocks [H_kv, n], chosen per KV head."""
-        kv_heads, chosen = blocks.shape
-        parts = list(self.parts())
-        found = []
-        for head, row in enumerate(blocks.tolist()):
-            for block in row:
-                index = bisect_right(self._starts, block) - 1
-                start, part = (self._starts[index], parts[index]) if index >= 0 else (0, parts[0])
-                if block - start >= part.blocks:  # behind the last segment
-                    start, part = self.sealed, parts[-1]
-                at = block - start
-                if part.slots is not None:
-                    at = int(part.slots[at])
-                    assert at >= 0, "what was dropped is not looked up"
-                found.append((part, head, at))
-        shape = (kv_heads, chosen * self.block_tokens, -1)
+        shape = (len(blocks), blocks.shape[1] * self.block_tokens, -1)
+        keys, values = self.pick(*_pairs(blocks))
+        return keys.view(shape), values.view(shape)
+
+    def gather_keys(self, blocks: Tensor) -> Tensor:
+        """The keys alone, [H_kv, n, B, d]."""
+        found = self._find(*_pairs(blocks))
+        keys = self._unpacked([(part.keys, head, at) for part, head, at in found])
+        return keys.unflatten(0, blocks.shape)
+
+    def pick(self, heads: Tensor, blocks: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values [m, B, d] of single blocks [m], each of one KV head [m]."""
+        found = self._find(heads, blocks)
         keys = self._unpacked([(part.keys, head, at) for part, head, at in found])
         values = self._unpacked([(part.values, head, at) for part, head, at in found])
-        return keys.view(shape), values.view(shape)
+        return keys, values
+
+    def _find(self, heads: Tensor, blocks: Tensor) -> list[tuple[Segment, int, int]]:
+        """Where blocks [m] of heads [m] are stored: part, head, and place in the part."""
+        parts = list(self.parts())
+        found = []
+        for head, block in zip(heads.tolist(), blocks.tolist(), strict=True):
+            part, at = self.locate(block, parts)
+            assert at >= 0, "what was dropped is not looked up"
+            found.append((part, head, at))
+        return found
+
+    def locate(self, block: int, parts: list[Segment]) -> tuple[Segment, int]:
+        """The one of all `parts` that a block lies in, and its place there; -1: it was dropped."""
+        index = bisect_right(self._starts, block) - 1
+        start, part = (self._starts[index], parts[index]) if index >= 0 else (0, parts[0])
+        if block - start >= part.blocks:  # behind the last segment
+            start, part = self.sealed, parts[-1]
+        at = block - start
+        return part, at if part.slots is None else int(part.slots[at])
 
     def _unpacked(self, found: list[tuple[Packed, int, int]]) -> Tensor:
         """Blocks (head, index) of different parts [m] -> [m, B, d]; all of a kind at once."""
@@ -298,19 +331,25 @@ class BlockArena:
         done = 0
         while done < blocks:
             if self._tail is None:
-                shapes = (self._key_shape, self._value_shape)
-                self._tail = Segment(
-                    *(Packed("full", s[-1], _own_pages(s, self._dtype)) for s in shapes)
-                )
+                self._tail = self._new_tail()
             filled = self.count - self.sealed
             taken = min(blocks - done, self.segment_blocks - filled)
             slots, new = slice(filled, filled + taken), slice(done, done + taken)
-            self._tail.keys.codes[:, slots].copy_(keys[:, new])
-            self._tail.values.codes[:, slots].copy_(values[:, new])
+            self._store(self._tail.keys.codes[:, slots], keys[:, new])
+            self._store(self._tail.values.codes[:, slots], values[:, new])
             self.count += taken
             done += taken
             if filled + taken == self.segment_blocks:
                 self.freeze()
+
+    def _new_tail(self) -> Segment:
+        """Room for a whole segment."""
+        shapes = (self._key_shape, self._value_shape)
+        return Segment(*(Packed("full", s[-1], _own_pages(s, self._dtype)) for s in shapes))
+
+    def _store(self, target: Tensor, source: Tensor) -> None:
+        """Copy blocks into the tail."""
+        target.copy_(source)
 
     def freeze(self) -> None:
         """Make a segment of the tail, however short; what follows begins a new one."""
@@ -357,6 +396,12 @@ class BlockArena:
                 self._tail = segment
                 break
         self.count = count
+
+
+def _pairs(blocks: Tensor) -> tuple[Tensor, Tensor]:
+    """Blocks [H_kv, n] one by one: heads [m] and blocks [m]."""
+    kv_heads, chosen = blocks.shape
+    return torch.arange(kv_heads).repeat_interleave(chosen), blocks.flatten()
 
 
 def _in_own_pages(tensor: Tensor) -> Tensor:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from infllm_cli.memory.layer import LayerMemory
 from infllm_cli.memory.rotary import Rotary, Table
+from infllm_cli.memory.scattered import Scattered
 
 
 class Branches:
@@ -33,6 +34,10 @@ class Branches:
         # What lies in the sinks is seen by every branch.
         self.spans = [(max(first, sinks), max(last, sinks)) for first, last in spans]
         self.stretch = max(last - first for first, last in self.spans)
+        # A shorter stretch stands at the end; what stands in front of it nobody sees.
+        ends = torch.tensor([last for _, last in self.spans])[:, None]
+        places = (ends - self.stretch + torch.arange(self.stretch)).clamp_(sinks, held - 1)
+        self._places = Scattered(layers[0], places.flatten()) if self.stretch else None
         self._mask: Tensor | None = None
         self._tables: dict[tuple[int, int, int], Table] = {}
 
@@ -70,14 +75,13 @@ class Branches:
         """
         g, sinks, context = layer.geometry, self.sink_tokens, self.sink_tokens + self.stretch
         shape = (len(self.spans), g.kv_heads, context)
-        keys = torch.zeros(*shape, g.head_dim, dtype=g.dtype)
-        values = torch.zeros(*shape, g.value_dim, dtype=g.dtype)
+        keys = torch.empty(*shape, g.head_dim, dtype=g.dtype)
+        values = torch.empty(*shape, g.value_dim, dtype=g.dtype)
         keys[:, :, :sinks], values[:, :, :sinks] = layer.stretch(0, sinks)
-        for branch, (first, last) in enumerate(self.spans):
-            if first == last:
-                continue
-            at = slice(context - (last - first), context)
-            keys[branch, :, at], values[branch, :, at] = layer.stretch(first, last)
+        if self._places is not None:
+            for target, found in zip((keys, values), self._places.of(layer), strict=True):
+                apart = found.unflatten(1, (len(self.spans), self.stretch))
+                target[:, :, sinks:] = apart.transpose(0, 1)
         keys, values = keys.to(g.device), values.to(g.device)
         return g.rotary.rotate(keys, self._table(g.rotary, 0, context)), values
 

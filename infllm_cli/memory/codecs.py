@@ -30,6 +30,15 @@ def block_bytes(
     return kv_heads * tokens * (key_dim + value_dim + 2)  # a scale per value's token
 
 
+def key_bytes(codec: Codec, kv_heads: int, tokens: int, key_dim: int, value_bytes: int) -> int:
+    """The part of `block_bytes` that a scan reads."""
+    if codec is Codec.FULL:
+        return kv_heads * tokens * key_dim * value_bytes
+    if codec is Codec.INT4:
+        return kv_heads * (tokens * ((key_dim + 1) // 2) + 2 * key_dim)
+    return kv_heads * tokens * key_dim
+
+
 def segment_bytes(codec: Codec, kv_heads: int, key_dim: int) -> int:
     """Bytes that a segment takes besides its blocks: constants of the keys' channels."""
     constants = {Codec.FULL: 0, Codec.INT8: 2, Codec.FP8: 1, Codec.INT4: 2}[codec]

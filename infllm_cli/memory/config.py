@@ -37,6 +37,11 @@ _OURS = {
 MOST_REPRESENTATIVES = 16
 
 
+# On a GPU, per KV head: slots at least, slots for each block of a step, and how many blocks are
+# fetched before they are asked for.
+GPU_SLOTS, GPU_SLOTS_PER_BLOCK, PREDICTED_BLOCKS = 32, 3, 4
+
+
 @dataclass(frozen=True, slots=True)
 class MemoryConfig:
     """Sizes in tokens or blocks, as the names say, and the choices of the method (see `knobs`).
@@ -58,6 +63,7 @@ class MemoryConfig:
     read_lookup: Lookup | None = None
     answer_lookup: Lookup | None = None
     codec: Codec = Codec.INT8  # how sealed blocks are stored
+    scan_every: int = 1  # answer tokens: how often one of them scans all stored keys
     policy: Policy = Policy.INFLLM
     representative_rule: RepresentativeRule | None = None
     relevance: Relevance = Relevance.AUTO
@@ -87,6 +93,7 @@ class MemoryConfig:
             "answer_blocks": 1,
             "representatives_per_block": 1,
             "segment_blocks": 1,
+            "scan_every": 1,
             "device_cache_blocks": 0,
             "infini_segment_tokens": 16,
         }
@@ -110,6 +117,13 @@ class MemoryConfig:
                 f"--device-cache is {self.device_cache_blocks}; it must hold at least the "
                 f"{self.most_blocks} blocks of a step (or be 0: no cache)."
             )
+        if self.scan_every > 1 and (
+            self.exact_relevance is not Relevance.MASS or self.sharing is not Sharing.PER_KV_HEAD
+        ):
+            raise UsageError(
+                f"--scan-every is {self.scan_every}; between two scans blocks are chosen by "
+                "mass and per KV head only: leave it out with other --relevance and --sharing."
+            )
         if self.window_tokens < self.block_tokens:
             raise UsageError(
                 f"--window is {self.window_tokens}; it must hold at least one block "
@@ -120,6 +134,14 @@ class MemoryConfig:
     def most_blocks(self) -> int:
         """Blocks per KV head that any phase may load."""
         return max(self.read_blocks, self.answer_blocks)
+
+    @property
+    def gpu_slots(self) -> int:
+        """Slots per KV head for blocks on a GPU, which is never without: as asked for, but room
+        for a step, for those of the last ones, and for what is predicted.
+        """
+        usual = max(GPU_SLOTS, GPU_SLOTS_PER_BLOCK * self.most_blocks)
+        return max(self.most_blocks + PREDICTED_BLOCKS, self.device_cache_blocks or usual)
 
     @property
     def budget_tokens(self) -> int:
@@ -239,6 +261,7 @@ FLAGS = {
     "read_blocks": "--read-blocks",
     "answer_blocks": "--blocks",
     "block_tokens": "--block",
+    "scan_every": "--scan-every",
     "representatives_per_block": "--representatives",
 }
 # Of the method's knobs, which are no sizes of every memory.

@@ -71,6 +71,26 @@ class Slots:
             self.score[block] = 0.0
         return [self._slot[block] for block in blocks], missing
 
+    def bring(self, blocks: list[int]) -> list[tuple[int, int]]:
+        """Make room for blocks that may be wanted soon; nothing is counted.
+
+        Returns:
+            Each block that was not there, with its slot. What takes more slots than there are is
+            left out.
+        """
+        blocks = blocks[: self.capacity]
+        kept = set(blocks)
+        found = []
+        for block in blocks:
+            if block in self._slot:
+                continue
+            if not self._free:
+                self._drop(self._victim(kept))
+            self._slot[block] = self._free.pop()
+            self.score[block] = 0.0
+            found.append((block, self._slot[block]))
+        return found
+
     def _victim(self, wanted: set[int]) -> int:
         """Of the blocks that the step does not need, the one that leaves."""
         candidates = [block for block in self._slot if block not in wanted]
@@ -121,6 +141,7 @@ class DeviceCache:
         self.slots = [Slots(capacity, policy, seed=head) for head in range(kv_heads)]
         self.keys = torch.empty(kv_heads, capacity, size, key_dim, dtype=dtype, device=device)
         self.values = torch.empty(kv_heads, capacity, size, value_dim, dtype=dtype, device=device)
+        self._sealed = 0
 
     @property
     def hits(self) -> int:
@@ -136,6 +157,12 @@ class DeviceCache:
     def nbytes(self) -> int:
         """Bytes of all slots."""
         return self.keys.nbytes + self.values.nbytes
+
+    def follow(self, sealed: int) -> None:
+        """So many blocks are in segments now: those that were packed meanwhile are others."""
+        if sealed != self._sealed:
+            self.forget_from(min(sealed, self._sealed))
+            self._sealed = sealed
 
     def fetch(self, blocks: Tensor, load: Load) -> tuple[Tensor, Tensor]:
         """Keys and values [H_kv, n * B, d] of blocks [H_kv, n], on the device.

@@ -37,7 +37,11 @@ def excerpt(
     held = sinks + last - first
     assert held + reserve_tokens <= trained_length, "a part fits what the model was trained on"
     twin = ModelMemory(
-        layers, memory.config, trained_length=trained_length, whole_tokens=trained_length
+        layers,
+        memory.config,
+        trained_length=trained_length,
+        whole_tokens=trained_length,
+        device=memory.device_path.options,
     )
     twin.reserve(held + reserve_tokens)
     tables: dict[int, object] = {}

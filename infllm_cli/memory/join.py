@@ -65,7 +65,8 @@ def join(
     """
     config = memories[0].config
     geometries = [layer.geometry for layer in memories[0].layers]
-    joined = ModelMemory(geometries, config, trained_length=trained_length)
+    options = memories[0].device_path.options
+    joined = ModelMemory(geometries, config, trained_length=trained_length, device=options)
     for index, target in enumerate(joined.layers):
         layers = [memory.layers[index] for memory in memories]
         if isinstance(target, LayerMemory):

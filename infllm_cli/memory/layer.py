@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
 
+from infllm_cli.kernels.representative_scores import representative_scores
 from infllm_cli.memory import lookup
 from infllm_cli.memory.blocks import BlockArena
 from infllm_cli.memory.config import Lookup, MemoryConfig
 from infllm_cli.memory.device_cache import DeviceCache
 from infllm_cli.memory.knobs import CachePolicy, Policy, Positions, Relevance, RepresentativeRule
-from infllm_cli.memory.representatives import Representatives, running_sum_scores
-from infllm_cli.memory.rotary import Rotary
+from infllm_cli.memory.representatives import Representatives
+from infllm_cli.memory.rotary import Rotary, Table
+from infllm_cli.memory.shortlist import Shortlist
 from infllm_cli.memory.softmax import attend, attend_weights
 from infllm_cli.memory.step import Phase, Step
 from infllm_cli.memory.two_distances import Keys, attend_two_distances
 from infllm_cli.memory.window import Window
+
+if TYPE_CHECKING:
+    from infllm_cli.memory.device_blocks import DeviceBlocks
 
 HOST = torch.device("cpu")
 
@@ -87,7 +92,7 @@ class _Mark:
     copied: Window | None = None
 
 
-def _sum_groups(q: Tensor, kv_heads: int) -> Tensor:
+def sum_groups(q: Tensor, kv_heads: int) -> Tensor:
     """Queries [H, L, d] summed over the heads that share a KV head -> [H_kv, L, d] float32.
 
     A few additions of whole tensors: a reduction over so short a dimension is slower.
@@ -107,6 +112,8 @@ class LayerMemory:
     the trained length altogether; past it the memory turns to tiers.
     """
 
+    own_slots = False  # whether the blocks on the device are the subclass's affair
+
     def __init__(
         self,
         geometry: LayerGeometry,
@@ -122,11 +129,12 @@ class LayerMemory:
         # Tokens that the question holds back in the window may fill what the model was trained on.
         self.most_tokens = max(trained_length or config.context_tokens, config.context_tokens)
         rule = config.representative_rule
+        lead = config.sink_tokens + config.most_blocks * config.block_tokens
         self.window = Window(
             g.kv_heads,
             g.head_dim,
             g.value_dim,
-            lead=config.sink_tokens + config.most_blocks * config.block_tokens,
+            lead=0 if self.own_slots else lead,
             dtype=g.dtype,
             device=g.device,
             keep_raw=True,
@@ -150,8 +158,8 @@ class LayerMemory:
             rule,
             keep_each=config.representatives_relevance is not Relevance.SUM,
         )
-        self.cache: DeviceCache | None = None
-        if config.device_cache_blocks:
+        self.cache: DeviceCache | DeviceBlocks | None = None
+        if config.device_cache_blocks and not self.own_slots:
             shape = (g.kv_heads, config.block_tokens, g.head_dim, g.value_dim)
             self.cache = DeviceCache(
                 config.device_cache_blocks, config.device_cache_policy, shape, g.dtype, g.device
@@ -161,6 +169,7 @@ class LayerMemory:
         self._expected_tokens = 0
         self._placed: tuple[object, ...] = ()  # what lies in the slots before the window
         self._placed_blocks: Tensor | None = None
+        self._shortlist: Shortlist | None = None  # while an answer is being written
         self._marks: list[_Mark] = []
 
     # -- one step ---------------------------------------------------------------------------
@@ -171,11 +180,12 @@ class LayerMemory:
         g = self.geometry
         self._make_room(step)
         table = step.table(g.rotary, step.start, step.length)
-        rotated = g.rotary.rotate(q, table)
+        # One call for both: for a single token the calls are what it costs.
+        rotated, own = g.rotary.rotate(torch.cat([q, k]), table).split([g.heads, g.kv_heads])
         queries = None
         if self.window.query_sums is not None:
-            queries = _sum_groups(rotated, g.kv_heads)
-        self.window.push(k, g.rotary.rotate(k, table), v, queries)
+            queries = sum_groups(rotated, g.kv_heads)
+        self.window.push(k, own, v, queries)
         blocks = self._lookup(q, step)
         lead = self._place(blocks, step)
         context = slice(self.window.first - lead, self.window.last)
@@ -198,7 +208,9 @@ class LayerMemory:
 
             def attention(want_weights: bool) -> tuple[Tensor, Tensor | None]:
                 given = (rotated, keys, values, mask, g.scaling, g.softcap)
-                return attend_weights(*given) if want_weights else (attend(*given), None)
+                if want_weights:
+                    return attend_weights(*given)
+                return attend(*given, causal=True), None
 
         out, weights = attention(step.mass is not None or self.window.mass is not None)
         if weights is None and blocks is not None and self._scores_cached:
@@ -246,15 +258,16 @@ class LayerMemory:
             blocks = chosen.to(HOST)
             self.arena.note_use(blocks)
             return blocks
-        blocks, mass = lookup.exact(
-            g.rotary.rotate(q, far),
-            self.arena,
-            g.scaling,
-            wanted,
-            self.config.exact_relevance,
-            sharing,
-        )
+        q = g.rotary.rotate(q, far)
+        answering = step.phase is Phase.ANSWER
+        if answering and self._shortlist is not None and self._shortlist.serves(self.arena):
+            return self._shortlist.best(lookup.fold(q, g.kv_heads, g.scaling), wanted)
+        ranks = self.config.exact_relevance
+        blocks, mass = lookup.exact(q, self.arena, g.scaling, wanted, ranks, sharing)
         step.block_mass[g.index] = mass
+        between = self.config.scan_every - 1
+        pays = answering and between and Shortlist.pays(self.arena)
+        self._shortlist = Shortlist(self.arena, mass, wanted, between) if pays else None
         return blocks
 
     def _place(self, blocks: Tensor | None, step: Step) -> int:
@@ -284,19 +297,41 @@ class LayerMemory:
             head = type(table)(table.cos[:sink_tokens], table.sin[:sink_tokens])
             g.rotary.rotate(keys, head, out=window.rotated[:, slots])
             window.values[:, slots] = values
-        if blocks is not None and not (same_place and torch.equal(blocks, self._placed_blocks)):
-            slots = slice(window.first - block_tokens, window.first)
-            keys, values = self._fetch(blocks)
+        if blocks is not None:
             tail = type(table)(table.cos[sink_tokens:], table.sin[sink_tokens:])
-            keys = keys.to(g.device, non_blocking=True)
-            g.rotary.rotate(keys, tail, out=window.rotated[:, slots])
-            window.values[:, slots] = values.to(g.device, non_blocking=True)
+            self._load(blocks, tail, self._placed_blocks if same_place else None)
         self._placed, self._placed_blocks = placed, blocks
         return lead
+
+    def _load(self, blocks: Tensor, table: Table, there: Tensor | None) -> None:
+        """Write blocks [H_kv, n] into the slots before the window, but those that are `there`.
+
+        From one answer token to the next most blocks stay where they are.
+        """
+        g, window = self.geometry, self.window
+        chosen = blocks.shape[1]
+        size = self.config.block_tokens
+        slots = slice(window.first - chosen * size, window.first)
+        keys, values = window.rotated[:, slots], window.values[:, slots]
+        if there is not None and torch.equal(blocks, there):
+            return
+        if there is None or self.cache is not None:
+            raw, new = self._fetch(blocks)
+            g.rotary.rotate(raw.to(g.device, non_blocking=True), table, out=keys)
+            values[:] = new.to(g.device, non_blocking=True)
+            return
+        heads, places = (blocks != there).nonzero(as_tuple=True)
+        raw, new = self.arena.pick(heads, blocks[heads, places])  # [m, B, d]
+        raw, new = raw.to(g.device, non_blocking=True), new.to(g.device, non_blocking=True)
+        at = Table(*(part.unflatten(0, (chosen, size))[places] for part in table))
+        keys.unflatten(1, (chosen, size))[heads, places] = g.rotary.rotate(raw, at)
+        values.unflatten(1, (chosen, size))[heads, places] = new
 
     def _fetch(self, blocks: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values [H_kv, n * B, d] of blocks [H_kv, n]."""
         if self.cache is not None:
+            assert isinstance(self.cache, DeviceCache)
+            self.cache.follow(self.arena.sealed)
             return self.cache.fetch(blocks, self.arena.gather)
         return self.arena.gather(blocks)
 
@@ -413,7 +448,7 @@ class LayerMemory:
         if followers <= 0:
             return rotated.float().square().sum(dim=-1)
         prefix = window.query_sums[:, window.first : window.last]
-        return running_sum_scores(prefix, rotated, followers)
+        return representative_scores(prefix, rotated, followers)
 
     def stretch(self, first: int, last: int) -> tuple[Tensor, Tensor]:
         """Un-rotated keys and values [H_kv, last - first, d] of positions, wherever held."""
@@ -475,6 +510,7 @@ class LayerMemory:
         self.whole_tokens = mark.whole_tokens
         # What a question loaded must not decide how the next one is computed.
         self._placed, self._placed_blocks = (), None
+        self._shortlist = None
 
     # -- sizes --------------------------------------------------------------------------------
 

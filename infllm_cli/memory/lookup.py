@@ -78,7 +78,15 @@ def exact(
     them; the mass of a block is summed over the queries of its KV head. It is what blocks are
     chosen by, unless `relevance` is another one.
     """
-    folded = (q.float() * scaling).to(q.dtype).reshape(arena.kv_heads, -1, q.shape[-1]).cpu()
+    found, mass = exact_relevance(q, arena, scaling, relevance)
+    return top_blocks(shared(found, sharing), blocks), mass
+
+
+def exact_relevance(
+    q: Tensor, arena: BlockArena, scaling: float, relevance: Relevance
+) -> tuple[Tensor, Tensor]:
+    """What blocks are chosen by, [H_kv, N], and their mass [H_kv, N]; see `exact`."""
+    folded = fold(q, arena.kv_heads, scaling)
     parts = list(arena.parts())
     if all(_is_plain(part) for part in parts):
         lse, peak = exact_lookup_parts(folded, [part.keys.codes for part in parts])
@@ -92,7 +100,7 @@ def exact(
         found = peak.sum(dim=1)
     else:
         found = _score_sums(folded, arena)
-    return top_blocks(shared(found, sharing), blocks), mass
+    return found, mass
 
 
 def _score_sums(folded: Tensor, arena: BlockArena) -> Tensor:
@@ -115,6 +123,11 @@ def shared(relevance: Tensor, sharing: Sharing) -> Tensor:
     if sharing is Sharing.PER_KV_HEAD:
         return relevance
     return relevance.sum(dim=0, keepdim=True).expand_as(relevance)
+
+
+def fold(q: Tensor, kv_heads: int, scaling: float) -> Tensor:
+    """Queries [H, L, d], scaled, by KV head [H_kv, G * L, d], where the blocks are."""
+    return (q.float() * scaling).to(q.dtype).reshape(kv_heads, -1, q.shape[-1]).cpu()
 
 
 def _is_plain(part: Segment) -> bool:

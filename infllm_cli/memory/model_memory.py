@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 
 from infllm_cli.memory.config import MemoryConfig
+from infllm_cli.memory.device_layer import DeviceLayer
+from infllm_cli.memory.device_path import DeviceOptions, DevicePath
 from infllm_cli.memory.layer import Layer, LayerGeometry, LayerMemory
 from infllm_cli.memory.sliding import SlidingLayer, windows_only
 from infllm_cli.memory.step import Phase, Step
@@ -25,6 +27,7 @@ class ModelMemory:
         whole_tokens: attend a context of up to this many tokens whole (0: as the policy has it,
             from the start). Until it outgrows them no policy has a say.
         gates: [layers, H] weights of the memory, of Infini-attention; None: it is not read.
+        device: how layers on a GPU are to use it.
     """
 
     def __init__(
@@ -35,8 +38,10 @@ class ModelMemory:
         trained_length: int,
         whole_tokens: int = 0,
         gates: torch.Tensor | None = None,
+        device: DeviceOptions | None = None,
     ) -> None:
         self.config = config
+        self.device_path = DevicePath(device or DeviceOptions())
         self.tokens = 0
         self.watch_layers = False  # whether steps tell the attention of each layer apart
         # Is shown every layer with the queries [H, L, d], un-rotated, that it is about to answer.
@@ -50,17 +55,15 @@ class ModelMemory:
             if geometry.sliding_window is not None and not all_slide:
                 self.layers.append(SlidingLayer(geometry, config.chunk_tokens))
             elif whole_tokens or config.policy.has_blocks:
-                self.layers.append(
-                    LayerMemory(
-                        geometry,
-                        config,
-                        whole_tokens=whole_tokens,
-                        trained_length=trained_length,
-                    )
-                )
+                lengths = {"whole_tokens": whole_tokens, "trained_length": trained_length}
+                if self.device_path.suits(geometry, config):
+                    self.layers.append(DeviceLayer(geometry, config, self.device_path, **lengths))
+                else:
+                    self.layers.append(LayerMemory(geometry, config, **lengths))
             else:
                 own = None if gates is None else gates[geometry.index]
                 self.layers.append(build_layer(geometry, config, trained_length, own))
+        self.device_path.link(self.layers)
 
     def step(self, phase: Phase, length: int, keep_from: int | None = None) -> Step:
         """Begin a step over the next `length` tokens."""
@@ -73,6 +76,9 @@ class ModelMemory:
     def finish(self, step: Step) -> None:
         """Count the tokens of a step that every layer has taken part in."""
         assert step.start == self.tokens
+        for look in step.deferred:
+            look()
+        step.deferred.clear()
         self.tokens = step.end
 
     def reserve(self, tokens: int) -> None:
@@ -128,12 +134,24 @@ class ModelMemory:
         return max((layer.arena.dropped for layer in self.tiered), default=0)
 
     @property
-    def device_cache(self) -> dict[str, int] | None:
-        """Blocks that were on the device when they were wanted, or were not; None: no cache."""
+    def device_cache(self) -> dict[str, int | str | None] | None:
+        """Blocks that were on the device when they were wanted, or were not; None: no cache.
+
+        On a GPU also what crossed the bus, and where stored keys were scanned last.
+        """
         caches = [layer.cache for layer in self.tiered if layer.cache is not None]
         if not caches:
             return None
-        return {"hits": sum(c.hits for c in caches), "misses": sum(c.misses for c in caches)}
+        found: dict[str, int | str | None] = {
+            "hits": sum(c.hits for c in caches),
+            "misses": sum(c.misses for c in caches),
+        }
+        ours = [layer for layer in self.tiered if isinstance(layer, DeviceLayer)]
+        if ours:
+            found |= self.device_path.moved.as_dict()
+            places = sorted({layer.scanned.value for layer in ours if layer.scanned is not None})
+            found["keys_scanned_on"] = "+".join(places) or None
+        return found
 
     @property
     def device_bytes(self) -> int:

@@ -117,20 +117,6 @@ class Representatives:
         self.count = count
 
 
-def running_sum_scores(prefix: Tensor, keys: Tensor, window_tokens: int) -> Tensor:
-    """Scores [H_kv, n] of the first n tokens of a window.
-
-    Args:
-        prefix: [H_kv, m, d] float32, m >= n + window_tokens: running sum of the rotated queries
-            (summed over the query heads of a KV head) up to and with each token of the window.
-        keys: [H_kv, n, d] the tokens' keys, rotated at the same positions.
-        window_tokens: l_L, how many following tokens count.
-    """
-    tokens = keys.shape[1]
-    followers = prefix[:, window_tokens : window_tokens + tokens] - prefix[:, :tokens]
-    return (followers * keys.float()).sum(dim=-1) / window_tokens
-
-
 def stride(block_tokens: int, per_block: int) -> Tensor:
     """Tokens [r] in the middle of r stretches of a block, as equal as they can be."""
     return ((2 * torch.arange(per_block) + 1) * block_tokens) // (2 * per_block)

@@ -41,10 +41,10 @@ class Rotary:
 
         Angles are float64: at a million tokens a float32 angle is off by several hundredths.
         """
-        positions = torch.arange(start, start + length, dtype=torch.float64)
-        angles = positions[:, None] * self.inv_freq.double().cpu()[None, :]
         device = self.inv_freq.device
-        return Table(angles.cos().float().to(device), angles.sin().float().to(device))
+        positions = torch.arange(start, start + length, dtype=torch.float64, device=device)
+        angles = positions[:, None] * self.inv_freq.double()[None, :]
+        return Table(angles.cos().float(), angles.sin().float())
 
     def query_scale(self, start: int, length: int) -> Tensor | None:
         """Factors [length, 1] for queries at context positions [start, start + length), or None."""

@@ -29,7 +29,8 @@ class State:
         tokens: of the context, prompt included.
         segments: how many full segments belong to it.
         starts: absolute position of the window's first token, per layer.
-        tensors: by name, on the host; blocks of the tail are not copied.
+        tensors: by name, on the host; blocks of the tail are not copied unless their memory will be
+            used again.
     """
 
     tokens: int
@@ -104,8 +105,9 @@ def state_of(memory: ModelMemory) -> State:
             }
         tail = layer.arena.tail
         if tail is not None:
-            tensors[f"{prefix}tail.keys"] = tail.keys.codes
-            tensors[f"{prefix}tail.values"] = tail.values.codes
+            for name, codes in (("keys", tail.keys.codes), ("values", tail.values.codes)):
+                copied = codes.clone() if layer.arena.reuses_tail else codes
+                tensors[f"{prefix}tail.{name}"] = copied
             kept = layer.representatives.held(layer.arena.sealed)
             tensors |= {f"{prefix}tail.{name}": t.cpu() for name, t in kept.items()}
     return State(memory.tokens, segments_of(memory), starts, tensors)

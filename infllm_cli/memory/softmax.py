@@ -6,19 +6,67 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from infllm_cli.kernels.exact_lookup import multiplies_natively
+
+# Queries of each head in a tile: its scores against a whole context stay in the second-level
+# cache, and the keys behind a tile's last query are left out.
+TILE_QUERIES = 128
+# Fewer queries than this are served as well by the library's function.
+LEAST_TILED = 32
+# Up to so many rows per KV head the keys are the long operand of a product, and go first.
+FEW_ROWS = 16
+
 
 def attend(
-    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scaling: float, softcap: float | None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    scaling: float,
+    softcap: float | None,
+    *,
+    causal: bool = False,
 ) -> Tensor:
     """Attention of q [H, L, d] over k, v [H_kv, T, d] -> [H, L, d], rotated already.
 
     `mask` is additive [L, T]; `softcap` c turns a score s into `c * tanh(s / c)` (Gemma-2).
+    `causal`: all that the mask hides is the later of the last L keys.
     """
     if softcap is not None:
         return attend_weights(q, k, v, mask, scaling, softcap)[0]
+    if mask is not None and q.shape[1] >= LEAST_TILED and multiplies_natively(q):
+        return attend_tiles(q, k, v, mask, scaling, causal=causal)
     return F.scaled_dot_product_attention(
         q[None], k[None], v[None], attn_mask=mask, scale=scaling, enable_gqa=True
     )[0]
+
+
+def attend_tiles(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scaling: float, *, causal: bool
+) -> Tensor:
+    """`attend` for processors with products of bfloat16, in tiles of queries.
+
+    torch's own function multiplies pieces too small for such a processor: measured on one core at
+    512 queries and 1,792 keys, 30 ms for it and 15 ms for this. Scores and weights are rounded to
+    bfloat16, as in the library's eager attention.
+    """
+    kv_heads, keys = k.shape[:2]
+    length = q.shape[1]
+    # Rounded once more where the scale is no power of two.
+    grouped = (q.float() * scaling).to(q.dtype).unflatten(0, (kv_heads, -1))  # [H_kv, G, L, d]
+    group, dim = grouped.shape[1], q.shape[2]
+    out = q.new_empty(kv_heads, group, length, v.shape[-1])
+    for i_h in range(kv_heads):
+        for start in range(0, length, TILE_QUERIES):
+            rows = slice(start, min(start + TILE_QUERIES, length))
+            seen = keys - length + rows.stop
+            b_q = grouped[i_h, :, rows].reshape(-1, dim)
+            b_s = torch.mm(b_q, k[i_h, :seen].T).view(group, -1, seen)
+            hides = slice(keys - length + start if causal else 0, seen)
+            b_s[..., hides] += mask[rows, hides]
+            b_w = torch.softmax(b_s, dim=-1).view(-1, seen)
+            out[i_h, :, rows] = torch.mm(b_w, v[i_h, :seen]).view(group, -1, v.shape[-1])
+    return out.flatten(0, 1)
 
 
 def attend_weights(
@@ -30,7 +78,13 @@ def attend_weights(
     heads, length, dim = q.shape
     kv_heads, keys = k.shape[:2]
     folded = q.reshape(kv_heads, heads // kv_heads * length, dim)
-    scores = torch.matmul(folded, k.transpose(1, 2)).float() * scaling
+    if folded.shape[1] <= FEW_ROWS and multiplies_natively(q):
+        # The other way round the keys would be copied first: 0.46 ms instead of 0.14.
+        products = torch.bmm(k, folded.transpose(1, 2)).transpose(1, 2)
+        scores = products.to(torch.float32, memory_format=torch.contiguous_format).mul_(scaling)
+        assert scores.is_contiguous()
+    else:
+        scores = torch.matmul(folded, k.transpose(1, 2)).float() * scaling
     if softcap is not None:
         scores = torch.tanh(scores / softcap) * softcap
     if mask is not None:

@@ -32,6 +32,7 @@ class Step:
         by_layer: the same mass for each layer index apart, where somebody wants to see it.
         block_share: [layers, blocks] mass of each stored block as the exact lookup saw it, filled
             by layer index; None where the lookup was not exact.
+        deferred: what layers on a GPU look at when the step is done, not to wait for it meanwhile.
     """
 
     phase: Phase
@@ -42,6 +43,7 @@ class Step:
     by_layer: dict[int, Tensor] | None = None
     loaded: dict[int, Tensor] = field(default_factory=dict)
     block_mass: dict[int, Tensor] = field(default_factory=dict)
+    deferred: list[Callable[[], None]] = field(default_factory=list)
     _tables: dict[tuple[int, int, int], Table] = field(default_factory=dict)
     _masks: dict[tuple[object, ...], Tensor] = field(default_factory=dict)
 

@@ -16,11 +16,14 @@ from torch import nn
 from infllm_cli import attention
 from infllm_cli.budget import LayerShape
 from infllm_cli.errors import CapacityError, ModelError, UsageError
+from infllm_cli.memory.device_path import DeviceOptions
 from infllm_cli.memory.layer import LayerGeometry
 from infllm_cli.memory.sliding import windows_only
+from infllm_cli.models.packed import pack_linears
 from infllm_cli.models.probe import depends_on_length, probe_layers
 from infllm_cli.models.selftest import vouch
 
+SPREAD = "gpus"  # of --device
 DTYPES = {"bf16": torch.bfloat16, "f16": torch.float16, "f32": torch.float32}
 
 SUPPORTED = (
@@ -40,6 +43,7 @@ class LoadedModel:
             sliding window).
         layers: geometry per layer, for contexts of ordinary length.
         folder: where it was loaded from, if from files.
+        device_options: how memories use a GPU.
         cache_dir: where what belongs to it is kept, if anywhere.
     """
 
@@ -49,6 +53,7 @@ class LoadedModel:
     trained_length: int
     layers: list[LayerGeometry]
     load_seconds: float = 0.0
+    device_options: DeviceOptions = field(default_factory=DeviceOptions)
     folder: Path | None = None
     cache_dir: Path | None = None
     _by_length: dict[int, list[LayerGeometry]] = field(default_factory=dict)
@@ -78,13 +83,17 @@ class LoadedModel:
 
 
 def choose_device(device: str) -> torch.device:
-    """`auto` is the first GPU, else the processor.
+    """`auto` is the first GPU, else the processor; `gpus` stands for all of them.
 
     Raises:
         UsageError: no such device here.
     """
     if device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if device == SPREAD:
+        if not torch.cuda.is_available():
+            raise UsageError(f"--device {SPREAD} cannot be used here: there is no GPU.")
+        return torch.device("cuda")
     try:
         chosen = torch.device(device)
         torch.empty(1, device=chosen)
@@ -92,6 +101,13 @@ def choose_device(device: str) -> torch.device:
         reason = str(error).splitlines()[0]
         raise UsageError(f"--device {device} cannot be used here: {reason}") from error
     return chosen
+
+
+def device_map(device: str, chosen: torch.device) -> dict[str, torch.device] | str | None:
+    """What `from_pretrained` is told: None for the processor; `gpus` lets accelerate divide."""
+    if device == SPREAD:
+        return "auto"
+    return None if chosen.type == "cpu" else {"": chosen}
 
 
 def choose_dtype(dtype: str, device: torch.device) -> torch.dtype:
@@ -135,7 +151,8 @@ def load_model(
     with quiet_transformers():
         config = _read_config(folder, name)
         _refuse_by_config(config, name)
-        model, tokenizer = _from_folder(folder, name, chosen_dtype, chosen_device)
+        where = device_map(device, chosen_device)
+        model, tokenizer = _from_folder(folder, name, chosen_dtype, where)
         try:
             layers = probe_layers(model)
             vouch(model, layers, memo)
@@ -146,9 +163,19 @@ def load_model(
                 f"{name}: {type(model).__name__} cannot be probed ({error}). "
                 f"Known to work: {SUPPORTED}."
             ) from error
+    pack_linears(model)
     trained = _trained_length(config.get_text_config(), name)
     trained = min(trained, windows_only(layers) or trained)
     return LoadedModel(name, model, tokenizer, trained, layers, folder=folder)
+
+
+def load_plain(loaded: LoadedModel) -> nn.Module:
+    """The same weights once more, as the library itself loads and runs them: to compare with."""
+    assert loaded.folder is not None
+    with quiet_transformers():
+        model, _ = _from_folder(loaded.folder, loaded.name, loaded.dtype, loaded.device)
+        model.set_attn_implementation("sdpa")
+    return model
 
 
 @dataclass
@@ -258,7 +285,7 @@ def _refuse_by_config(config: Any, name: str) -> None:
 
 
 def _from_folder(
-    folder: Path, name: str, dtype: torch.dtype, device: torch.device
+    folder: Path, name: str, dtype: torch.dtype, device_map: dict[str, torch.device] | str | None
 ) -> tuple[nn.Module, Any]:
     from transformers import AutoModelForCausalLM
 
@@ -269,11 +296,12 @@ def _from_folder(
             dtype=dtype,
             attn_implementation=attention.NAME,
             local_files_only=True,
-            device_map=None if device.type == "cpu" else {"": device},
+            device_map=device_map,
         )
     except (torch.OutOfMemoryError, MemoryError) as error:
         raise CapacityError(
-            f"{name} does not fit on {device}; choose a smaller --model or --device cpu."
+            f"{name} does not fit there; choose a smaller --model, --device cpu or, with several "
+            f"GPUs, --device {SPREAD}."
         ) from error
     except ModelError:
         raise

@@ -178,7 +178,9 @@ def _share_rotaries(layers: list[LayerGeometry]) -> list[LayerGeometry]:
     for layer in layers:
         for kind in kinds:
             if (
-                kind.interleaved == layer.rotary.interleaved
+                kind.inv_freq.device
+                == layer.rotary.inv_freq.device  # of several GPUs each has its own
+                and kind.interleaved == layer.rotary.interleaved
                 and kind.scale_beta == layer.rotary.scale_beta
                 and torch.equal(kind.inv_freq, layer.rotary.inv_freq)
             ):

@@ -1,0 +1,1 @@
+"""How fast is it here, and where does the time go? See `infllm bench`."""

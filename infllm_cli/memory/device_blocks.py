@@ -1,0 +1,148 @@
+"""Blocks on a layer's device: a fixed number of slots per KV head, filled beside the computation.
+
+Which block leaves is decided by `device_cache.Slots`. Blocks cross the bus as they are stored, all
+that are missing at once, and are unpacked into their slots on the device.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from infllm_cli.kernels.store_codec import Packed, pick, unpack_into
+from infllm_cli.memory.blocks import BlockArena, Segment
+from infllm_cli.memory.device_arena import upload
+from infllm_cli.memory.device_cache import Slots
+from infllm_cli.memory.knobs import CachePolicy
+from infllm_cli.memory.transfers import Transfers
+
+
+class DeviceBlocks:
+    """Keys, un-rotated, and values of some blocks, and the table that says where they lie.
+
+    Args:
+        capacity: slots per KV head; at least the blocks of a step.
+        shape: KV heads, tokens of a block, and the sizes of a key and a value.
+
+    Attributes:
+        keys, values: [H_kv * capacity, B, d]; slot s of KV head h is row `h * capacity + s`.
+    """
+
+    def __init__(
+        self,
+        capacity: int,
+        policy: CachePolicy,
+        shape: tuple[int, int, int, int],
+        dtype: torch.dtype,
+        transfers: Transfers,
+    ) -> None:
+        self.kv_heads, size, key_dim, value_dim = shape
+        self.capacity = capacity
+        self.policy = policy
+        self.transfers = transfers
+        self.slots = [Slots(capacity, policy, seed=head) for head in range(self.kv_heads)]
+        rows = self.kv_heads * capacity
+        # Zeros: what a slot held before must not be what it is multiplied with, were it NaN.
+        self.keys = torch.zeros(rows, size, key_dim, dtype=dtype, device=transfers.device)
+        self.values = torch.zeros(rows, size, value_dim, dtype=dtype, device=transfers.device)
+        self._filled: torch.cuda.Event | None = None  # the last copy into slots
+        self._read = transfers.event()  # the last attention over slots; now: they are zeros
+        self._sealed = 0
+        self._placed: tuple[list[list[int]], Tensor] | None = None
+
+    @property
+    def hits(self) -> int:
+        """Blocks that were there when they were wanted."""
+        return sum(slots.hits for slots in self.slots)
+
+    @property
+    def misses(self) -> int:
+        """Blocks that had to be loaded when they were wanted."""
+        return sum(slots.misses for slots in self.slots)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all slots."""
+        return self.keys.nbytes + self.values.nbytes
+
+    def place(self, blocks: Tensor, arena: BlockArena) -> Tensor:
+        """The slots [H_kv, n] int32, on the device, of blocks [H_kv, n] of the host.
+
+        What is missing is fetched; the current stream waits for it, and for what was predicted.
+        """
+        self.follow(arena.sealed)
+        rows, missing = [], []
+        for head, (slots, row) in enumerate(zip(self.slots, blocks.tolist(), strict=True)):
+            found, absent = slots.want(row)
+            rows.append([head * self.capacity + slot for slot in found])
+            at = dict(zip(row, rows[-1], strict=True))
+            missing += [(head, block, at[block]) for block in absent]
+        self._fetch(missing, arena)
+        self.transfers.wait(self._filled)
+        self._filled = None
+        if self._placed is None or self._placed[0] != rows:
+            table = self.transfers.staging(tuple(blocks.shape), torch.int32)
+            table.copy_(torch.tensor(rows, dtype=torch.int32).view(blocks.shape))
+            self._placed = (rows, table.to(self.transfers.device, non_blocking=True))
+        return self._placed[1]
+
+    def prefetch(self, predicted: list[list[int]], arena: BlockArena) -> None:
+        """Fetch blocks of each KV head that will probably be wanted, and let nobody wait for it."""
+        self.follow(arena.sealed)
+        missing = []
+        parts = list(arena.parts())
+        for head, (slots, row) in enumerate(zip(self.slots, predicted, strict=True)):
+            held = [block for block in row if block in slots or self._is_held(block, arena, parts)]
+            found = slots.bring(held)
+            missing += [(head, block, head * self.capacity + slot) for block, slot in found]
+        self.transfers.moved.prefetched += len(missing)
+        self._fetch(missing, arena)
+
+    def follow(self, sealed: int) -> None:
+        """So many blocks are in segments now: those that were packed meanwhile are others."""
+        if sealed != self._sealed:
+            self.forget_from(min(sealed, self._sealed))
+            self._sealed = sealed
+
+    @staticmethod
+    def _is_held(block: int, arena: BlockArena, parts: list[Segment]) -> bool:
+        """Whether there is such a block: a question's are gone after it, others were dropped."""
+        return block < arena.count and arena.locate(block, parts)[1] >= 0
+
+    def attended(self, blocks: Tensor, mass: Tensor) -> None:
+        """A step gave its blocks [H_kv, n] attention mass [H_kv, n]."""
+        for slots, row, share in zip(self.slots, blocks.tolist(), mass.tolist(), strict=True):
+            slots.attended(row, share)
+
+    def used(self) -> None:
+        """The attention over the slots has been put on the current stream."""
+        self._read = self.transfers.event()
+
+    def forget_from(self, count: int) -> None:
+        """The blocks from number `count` on are no more, or others now."""
+        for slots in self.slots:
+            slots.forget_from(count)
+
+    def _fetch(self, missing: list[tuple[int, int, int]], arena: BlockArena) -> None:
+        """Fill slots: (KV head, block, row of `keys` and `values`) each."""
+        if not missing:
+            return
+        transfers = self.transfers
+        parts = list(arena.parts())
+        kinds: dict[tuple[str, str], list[tuple[Packed, Packed, int, int, int]]] = {}
+        for head, block, row in missing:
+            part, at = arena.locate(block, parts)
+            assert at >= 0, "what was dropped is not looked up"
+            same = kinds.setdefault((part.keys.kind, part.values.kind), [])
+            same.append((part.keys, part.values, head, at, row))
+        # Slots are written again only when the attention that reads them is done.
+        with transfers.copying(self._read):
+            for found in kinds.values():
+                rows = transfers.staging((len(found),), torch.int64)
+                rows.copy_(torch.tensor([row for *_, row in found]))
+                rows = rows.to(transfers.device, non_blocking=True)
+                keys = pick([(k, head, at) for k, _, head, at, _ in found], transfers.staging)
+                values = pick([(v, head, at) for _, v, head, at, _ in found], transfers.staging)
+                unpack_into(upload(keys, transfers), transfers.lend(self.keys), rows)
+                unpack_into(upload(values, transfers), transfers.lend(self.values), rows)
+            self._filled = transfers.event()
