@@ -28,7 +28,7 @@ from infllm_cli.memory.knobs import Policy, Relevance, Sharing
 from infllm_cli.memory.layer import Layer, LayerMemory
 from infllm_cli.memory.step import Phase, Step
 from infllm_cli.reader import Memory, Reader
-from infllm_cli.voices import Voice
+from infllm_cli.voices import Voice, follow
 
 COUNTS = (1, 2, 4, 8, 16, 32, 64)  # numbers of blocks, as far as there are so many
 
@@ -92,7 +92,7 @@ class Observer:
             return
         g = layer.geometry
         queries = g.rotary.rotate(q, step.table(g.rotary, layer.config.window_tokens, 1))
-        _, mass = lookup.exact(queries, layer.arena, g.scaling, 1)
+        mass = lookup.exact(queries, layer.arena, g.scaling, 1)[1].cpu()
         shared = lookup.shared(mass, Sharing.PER_LAYER)
         count = layer.arena.count
         latest = torch.arange(count - 1, -1, -1).expand(len(mass), -1)
@@ -203,7 +203,7 @@ class OracleRunner(Runner):
                 )
                 for token in answer:
                     self.deadline.check()
-                    voice.follow(int(token))
+                    follow([voice], int(token))
             finally:
                 state.observer = None
         return {

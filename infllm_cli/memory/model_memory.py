@@ -73,6 +73,13 @@ class ModelMemory:
             step.by_layer = {} if self.watch_layers else None
         return step
 
+    def attend(self, index: int, q: Tensor, k: Tensor, v: Tensor, step: Step) -> Tensor:
+        """What layer `index` answers, shapes as of `Layer.attend`; an observer sees it coming."""
+        layer = self.layers[index]
+        if self.observer is not None:
+            self.observer(layer, q, step)
+        return layer.attend(q, k, v, step)
+
     def finish(self, step: Step) -> None:
         """Count the tokens of a step that every layer has taken part in."""
         assert step.start == self.tokens
