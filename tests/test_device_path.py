@@ -16,6 +16,7 @@ from tiny_readers import make_reader, read_text
 from torch import Tensor
 
 from infllm_cli.document import decode_document
+from infllm_cli.memory import shortlist
 from infllm_cli.memory.codecs import Codec
 from infllm_cli.memory.config import Lookup, MemoryConfig
 from infllm_cli.memory.device_layer import DeviceLayer
@@ -183,6 +184,13 @@ def test_neither_the_cache_nor_a_prediction_changes_anything(policy, predicted: 
     moved = ours.device_path.moved
     assert (moved.prefetched > 0) == (predicted > 0)
     assert ours.layers[0].cache.hits > 0 and ours.layers[0].cache.misses > 0
+
+
+def test_between_scans_an_answer_chooses_among_the_best(monkeypatch) -> None:
+    monkeypatch.setattr(shortlist, "LEAST_BLOCKS", 1)
+    config = replace(CONFIG, scan_every=3)
+    ours = follow(config, DeviceOptions(on_cpu=True), course=[*COURSE, *[(Phase.ANSWER, 1)] * 3])
+    assert all(layer._shortlist is not None for layer in ours.layers)
 
 
 def test_a_wrong_prediction_is_corrected() -> None:

@@ -27,6 +27,7 @@ from infllm_cli.memory.device_path import DevicePath
 from infllm_cli.memory.knobs import CachePolicy, Relevance
 from infllm_cli.memory.layer import HOST, LayerGeometry, LayerMemory, sum_groups
 from infllm_cli.memory.scan_cost import Place, estimate
+from infllm_cli.memory.shortlist import Shortlist
 from infllm_cli.memory.step import Phase, Step
 
 
@@ -156,7 +157,16 @@ class DeviceLayer(LayerMemory):
             return None
         far = step.table(g.rotary, config.window_tokens, 1)
         if (config.read_lookup if reading else config.answer_lookup) is Lookup.EXACT:
-            found, mass = self._exact(g.rotary.rotate(q, far))
+            rotated = g.rotary.rotate(q, far)
+            answering = step.phase is Phase.ANSWER
+            if answering and self._shortlist is not None and self._shortlist.serves(self.arena):
+                folded = lookup.fold(rotated, g.kv_heads, g.scaling)
+                return self._shortlist.best(folded, wanted)
+            found, mass = self._exact(rotated)
+            between = config.scan_every - 1
+            pays = answering and between and Shortlist.pays(self.arena)
+            listed = Shortlist(self.arena, mass.to(HOST), wanted, between) if pays else None
+            self._shortlist = listed
             step.deferred.append(lambda: step.block_mass.update({g.index: mass.to(HOST)}))
         else:
             found = self._by_representatives(q, far)
