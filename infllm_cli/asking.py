@@ -231,10 +231,12 @@ class Asking:
         """Ask, and write the answer token by token."""
         prompt, heard = self.prompt, voices[0]
         asked = prompt.question_ids(self.question)
+        prefill = prompt.prefill_ids(self.options.prefill)
         before = time.perf_counter()
         for voice in voices:
             own = voice is heard and not self.alone
-            ids = np.concatenate([asked, prompt.closing if own else prompt.one_turn[1]])
+            closing = prompt.closing if own else prompt.one_turn[1]
+            ids = np.concatenate([asked, closing, prefill])
             for index, step in enumerate(voice.ask(ids)):
                 if voice is heard:
                     yield _looked(step, index, "", record, before)

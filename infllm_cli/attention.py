@@ -59,7 +59,7 @@ class MemoryCall:
         self, module: nn.Module, q: Tensor, k: Tensor, v: Tensor, scaling: float, extra: dict
     ) -> Tensor:
         """Scaling and the extra arguments were looked at once, by the probe."""
-        return self.memory.layers[module.layer_idx].attend(q, k, v, self.step)
+        return self.memory.attend(module.layer_idx, q, k, v, self.step)
 
 
 class MemoriesCall:
@@ -76,8 +76,7 @@ class MemoriesCall:
         found = []
         for index, (memory, step) in enumerate(self.pairs):
             own = slice(index, index + 1)
-            layer = memory.layers[module.layer_idx]
-            found.append(layer.attend(q[:, own], k[:, own], v[:, own], step))
+            found.append(memory.attend(module.layer_idx, q[:, own], k[:, own], v[:, own], step))
         return torch.cat(found, dim=1)
 
 

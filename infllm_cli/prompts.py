@@ -8,7 +8,7 @@ text whatever they contain.
 from __future__ import annotations
 
 import contextlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -39,6 +39,7 @@ class Prompt:
         one_turn: [n] and [m] ids before and after a text and its question that share one turn.
         stop_ids: ids that end an answer.
         is_chat: whether the model has a chat template.
+        task, question: what is said before the question, and what it begins with.
     """
 
     tokenizer: PlainTokenizer
@@ -48,6 +49,20 @@ class Prompt:
     one_turn: tuple[np.ndarray, np.ndarray]
     stop_ids: frozenset[int]
     is_chat: bool
+    task: str = TASK
+    question: str = QUESTION
+
+    def in_one_turn(self) -> Prompt:
+        """The form in which benchmarks are published: text and question as one message, and not a
+        word of ours between them.
+
+        The default model finds a pass key in 2,000 tokens that way and not in the usual form, even
+        where it attends everything.
+        """
+        opening, ending = self.one_turn
+        return replace(
+            self, prefix=opening, turn=self.turn[:0], closing=ending, task="\n\n", question=""
+        )
 
     def plain_ids(self, text: str) -> np.ndarray:
         """Ids [n] of a text, never a control token among them."""
@@ -55,11 +70,25 @@ class Prompt:
 
     def task_ids(self) -> np.ndarray:
         """Ids [n] of what is said before the question."""
-        return self.plain_ids(TASK)
+        return self.plain_ids(self.task)
 
     def question_ids(self, question: str) -> np.ndarray:
         """Ids [n] of the question alone."""
-        return self.plain_ids(QUESTION + question.strip())
+        return self.plain_ids(self.question + question.strip())
+
+    def prefill_ids(self, prefill: str) -> np.ndarray:
+        """Ids [n] of what an answer is made to begin with."""
+        text = prefill.strip()
+        if not text:
+            return np.zeros(0, dtype=np.int64)
+        # Behind a turn's opening stands no space, behind "Answer:" there is one.
+        return self.plain_ids(text if self.is_chat else f" {text}")
+
+    def around_tokens(self, question: str, prefill: str = "") -> int:
+        """Tokens of a context whose document is left out, up to the answer's first own token."""
+        parts = (self.prefix, self.turn, self.task_ids(), self.closing)
+        asked = (self.question_ids(question), self.prefill_ids(prefill))
+        return sum(map(len, (*parts, *asked)))
 
 
 def build_prompt(tokenizer: Any, generation_config: Any) -> Prompt:

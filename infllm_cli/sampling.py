@@ -43,6 +43,7 @@ class AnswerOptions:
     reread_tokens: int = 480  # about four passages: more of them distract a small model
     candidates: int = 128  # of a document with up to so many passages each is judged
     quote: Quoting = Quoting.AUTO
+    prefill: str = ""  # what the answer begins with; the model goes on from there
 
     def __post_init__(self) -> None:
         """Refuse what cannot be sampled from."""

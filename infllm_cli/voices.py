@@ -46,6 +46,8 @@ class Voice:
         return [self._push(Phase.ASK, piece) for piece in self._pieces(ids)]
 
     def _pieces(self, ids: np.ndarray) -> list[Tensor]:
+        if not len(ids):
+            return []
         return list(torch.from_numpy(ids).split(self.reader.config.chunk_tokens))
 
     def _push(self, phase: Phase, ids: Tensor) -> Step:

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from infllm_cli.commands import eval_tasks
 from infllm_cli.commands.groups import ModelFlags, RecallFlags, SizeFlags, grouped
 from infllm_cli.commands.shared import open_started
 from infllm_cli.interrupts import clean_end
@@ -76,5 +77,6 @@ def questions(
 def add_to(app: typer.Typer) -> None:
     """Add the group."""
     group = typer.Typer(help="Measure answers.", no_args_is_help=True)
+    eval_tasks.add_to(group)
     group.command("questions", help=f"{ABOUT}\n\n{EXAMPLES}", epilog=EXIT_CODES)(questions)
     app.add_typer(group, name="eval", rich_help_panel=None)

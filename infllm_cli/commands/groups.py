@@ -9,6 +9,20 @@ from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_type_hints
 
+from infllm_cli.eval_options import (
+    Depths,
+    EvalAnswering,
+    FormChoice,
+    FormOption,
+    HeatmapFiles,
+    JsonLines,
+    Lengths,
+    LimitSeconds,
+    Policies,
+    ResultsFile,
+    Samples,
+    TaskSeed,
+)
 from infllm_cli.method_options import (
     AnswerLookup,
     Block,
@@ -27,6 +41,7 @@ from infllm_cli.method_options import (
 )
 from infllm_cli.options import (
     AllowDrop,
+    AnsweringChoice,
     AnsweringOption,
     Blocks,
     Cache,
@@ -41,6 +56,7 @@ from infllm_cli.options import (
     MemoryBudget,
     Model,
     Precision,
+    Quiet,
     Quote,
     QuoteChoice,
     ReadBlocks,
@@ -95,6 +111,42 @@ class RecallFlags:
 
     reread_tokens: RereadTokens = 480
     candidates: Candidates = 128
+
+
+@dataclass(frozen=True)
+class GridFlags:
+    """What `infllm eval` measures, and where the results go."""
+
+    lengths: Lengths = "4k,8k"
+    depths: Depths = 5
+    policies: Policies = None
+    samples: Samples = 1
+    seed: TaskSeed = 0
+    answering: EvalAnswering = AnsweringChoice.MEMORY
+    form: FormOption = FormChoice.PUBLISHED
+    limit_seconds: LimitSeconds = None
+    output: ResultsFile = None
+    heatmap: HeatmapFiles = None
+    as_json: JsonLines = False
+    quiet: Quiet = False
+
+
+@dataclass(frozen=True)
+class SpaceFlags:
+    """What may be taken of RAM and disk by a memory that is not kept."""
+
+    host_limit: HostLimit = None
+    disk_limit: DiskLimit = None
+
+    def parsed(self) -> Limits:
+        """In bytes.
+
+        Raises:
+            UsageError: what is no size, by its flag.
+        """
+        from infllm_cli.limits import DEFAULT_BUDGET, parse_limits
+
+        return parse_limits(self.host_limit, self.disk_limit, DEFAULT_BUDGET, save=False)
 
 
 @dataclass(frozen=True)
@@ -210,6 +262,11 @@ class SizeFlags(KnobFlags):
             "codec": Codec(self.store.value),
             "scan_every": self.scan_every,
         }
+
+
+@dataclass(frozen=True)
+class TaskFlags(SizeFlags, SpaceFlags, RecallFlags, ModelFlags, GridFlags):
+    """All that every task of `infllm eval` takes; the last group comes first."""
 
 
 def grouped(command: Callable[..., None]) -> Callable[..., None]:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from infllm_cli.document import Document, load_document
 from infllm_cli.evaluate.questions import Question
+from infllm_cli.evaluate.tables import as_text
 from infllm_cli.events import Answer
 from infllm_cli.evidence import Passage
 from infllm_cli.keeping import Keeper
@@ -277,15 +278,3 @@ def table(results: list[Result]) -> list[list[str]]:
             ]
         )
     return rows
-
-
-def as_text(rows: list[list[str]]) -> str:
-    """A table that reads well as it is and is Markdown, too."""
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-
-    def line(cells: list[str]) -> str:
-        padded = (cell.ljust(width) for cell, width in zip(cells, widths, strict=True))
-        return "| " + " | ".join(padded) + " |\n"
-
-    rule = "|" + "|".join("-" * (width + 2) for width in widths) + "|\n"
-    return line(rows[0]) + rule + "".join(line(row) for row in rows[1:])

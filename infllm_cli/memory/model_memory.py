@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
+from torch import Tensor
 
 from infllm_cli.memory.config import MemoryConfig
 from infllm_cli.memory.device_layer import DeviceLayer
@@ -43,6 +44,8 @@ class ModelMemory:
         self.device_path = DevicePath(device or DeviceOptions())
         self.tokens = 0
         self.watch_layers = False  # whether steps tell the attention of each layer apart
+        # Is shown every layer with the queries [H, L, d], un-rotated, that it is about to answer.
+        self.observer: Callable[[Layer, Tensor, Step], None] | None = None
         self._asked = 0  # questions that are open, one within the other
         # A model that slides in every layer would forget everything: there the tiers replace the
         # sliding window, within the distances it was trained on.
@@ -69,6 +72,13 @@ class ModelMemory:
             step.mass = torch.zeros(step.end)
             step.by_layer = {} if self.watch_layers else None
         return step
+
+    def attend(self, index: int, q: Tensor, k: Tensor, v: Tensor, step: Step) -> Tensor:
+        """What layer `index` answers, shapes as of `Layer.attend`; an observer sees it coming."""
+        layer = self.layers[index]
+        if self.observer is not None:
+            self.observer(layer, q, step)
+        return layer.attend(q, k, v, step)
 
     def finish(self, step: Step) -> None:
         """Count the tokens of a step that every layer has taken part in."""

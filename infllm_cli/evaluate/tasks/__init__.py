@@ -1,0 +1,1 @@
+"""The tasks of `infllm eval`, one file per family."""
