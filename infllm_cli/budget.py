@@ -323,7 +323,7 @@ def _reach_slots(config: MemoryConfig, context_tokens: int) -> int:
 
 
 def _window_slots(config: MemoryConfig, context_tokens: int) -> int:
-    """Slots of a layer's window buffer, grown as `memory.window` and `memory.layer` grow it."""
+    """Slots of a layer's window buffer, as `memory.window` and `memory.tiered_store` grow it."""
     lead = config.sink_tokens + config.most_blocks * config.block_tokens
     kept_most = config.sink_tokens + config.window_tokens + config.block_tokens
 

@@ -17,10 +17,11 @@ from torch import Tensor, nn
 from infllm_cli import attention
 from infllm_cli.attention import MemoryCall, forward
 from infllm_cli.errors import ModelError
-from infllm_cli.memory import layer as layer_module
+from infllm_cli.memory import layer_memory as layer_module
 from infllm_cli.memory import sliding as sliding_module
 from infllm_cli.memory.config import MemoryConfig
-from infllm_cli.memory.layer import LayerGeometry, LayerMemory
+from infllm_cli.memory.layer import LayerGeometry
+from infllm_cli.memory.layer_memory import LayerMemory
 from infllm_cli.memory.model_memory import ModelMemory
 from infllm_cli.memory.rotary import Rotary
 from infllm_cli.memory.sliding import windows_only

@@ -23,7 +23,7 @@ from infllm_cli.bench.run import parse_lengths, text_of
 from infllm_cli.bench.stopwatch import ATTENTION, LOOKUP, PARTS, PROJECTIONS, SEALING, Stopwatch
 from infllm_cli.bench.text import made_text, repeated
 from infllm_cli.errors import UsageError
-from infllm_cli.memory.layer import LayerMemory
+from infllm_cli.memory.layer_memory import LayerMemory
 from infllm_cli.memory.step import Phase
 
 RATES = Rates(product=1e9, moved=1e8)

@@ -23,7 +23,7 @@ from infllm_cli.memory.device_layer import DeviceLayer
 from infllm_cli.memory.device_path import DeviceOptions
 from infllm_cli.memory.join import join, lay_out
 from infllm_cli.memory.knobs import CachePolicy, Relevance, RepresentativeRule, Sharing
-from infllm_cli.memory.layer import LayerMemory
+from infllm_cli.memory.layer_memory import LayerMemory
 from infllm_cli.memory.model_memory import ModelMemory
 from infllm_cli.memory.scan_cost import Place
 from infllm_cli.memory.snapshot import (

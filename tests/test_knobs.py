@@ -26,7 +26,8 @@ from infllm_cli.memory.knobs import (
     RepresentativeRule,
     Sharing,
 )
-from infllm_cli.memory.layer import LayerGeometry, LayerMemory
+from infllm_cli.memory.layer import LayerGeometry
+from infllm_cli.memory.layer_memory import LayerMemory
 from infllm_cli.memory.representatives import exemplars, stride
 from infllm_cli.memory.step import Phase, Step
 from infllm_cli.sampling import Answering, AnswerOptions

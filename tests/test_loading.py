@@ -11,7 +11,7 @@ from tiny_tokenizers import prose
 
 from infllm_cli.memory.blocks import BlockArena
 from infllm_cli.memory.codecs import Codec
-from infllm_cli.memory.layer import LayerMemory
+from infllm_cli.memory.layer_memory import LayerMemory
 from infllm_cli.memory.step import Phase
 
 

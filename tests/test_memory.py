@@ -17,7 +17,8 @@ from infllm_cli.memory import lookup
 from infllm_cli.memory.blocks import BlockArena
 from infllm_cli.memory.codecs import Codec
 from infllm_cli.memory.config import Lookup, MemoryConfig
-from infllm_cli.memory.layer import LayerGeometry, LayerMemory
+from infllm_cli.memory.layer import LayerGeometry
+from infllm_cli.memory.layer_memory import LayerMemory
 from infllm_cli.memory.model_memory import ModelMemory
 from infllm_cli.memory.representatives import Representatives
 from infllm_cli.memory.rotary import Rotary

@@ -13,7 +13,8 @@ from torch import Tensor
 from infllm_cli.memory.codecs import Codec
 from infllm_cli.memory.config import MemoryConfig
 from infllm_cli.memory.knobs import InfiniUpdate, Policy
-from infllm_cli.memory.layer import Layer, LayerGeometry, LayerMemory
+from infllm_cli.memory.layer import Layer, LayerGeometry
+from infllm_cli.memory.layer_memory import LayerMemory
 from infllm_cli.memory.step import Phase, Step
 from infllm_cli.policies.choose import build_layer
 from infllm_cli.policies.compressive import Memory, retrieve, sigma, written

@@ -10,9 +10,10 @@ import torch
 from torch import nn
 
 from infllm_cli.bench.floor import now
-from infllm_cli.memory import layer as layer_module
+from infllm_cli.memory import layer_memory as layer_module
 from infllm_cli.memory import sliding as sliding_module
-from infllm_cli.memory.layer import LayerMemory
+from infllm_cli.memory.layer_memory import LayerMemory
+from infllm_cli.memory.tiered_store import TieredStore
 from infllm_cli.models.packed import PackedLinear
 
 PROJECTIONS = "projections"
@@ -33,8 +34,8 @@ _TIMED: tuple[tuple[Any, str, str], ...] = (
     (LayerMemory, "attend", ROTATION),
     (LayerMemory, "_lookup", LOOKUP),
     (LayerMemory, "_place", LOADING),
-    (LayerMemory, "_make_room", SEALING),
-    (LayerMemory, "_evict", SEALING),
+    (TieredStore, "_make_room", SEALING),
+    (TieredStore, "_evict", SEALING),
 )
 
 

@@ -25,7 +25,8 @@ from infllm_cli.evaluate.results import Row
 from infllm_cli.evaluate.tasks.base import Probe, Task
 from infllm_cli.memory import lookup
 from infllm_cli.memory.knobs import Policy, Relevance, Sharing
-from infllm_cli.memory.layer import Layer, LayerMemory
+from infllm_cli.memory.layer import Layer
+from infllm_cli.memory.layer_memory import LayerMemory
 from infllm_cli.memory.step import Phase, Step
 from infllm_cli.reader import Memory, Reader
 from infllm_cli.voices import Voice, follow

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from infllm_cli.memory.layer import LayerMemory
+from infllm_cli.memory.layer_memory import LayerMemory
 from infllm_cli.memory.rotary import Rotary, Table
 from infllm_cli.memory.scattered import Scattered
 

@@ -19,13 +19,15 @@ from infllm_cli.kernels.block_relevance import block_relevance
 from infllm_cli.kernels.segment_lookup import segment_lookup
 from infllm_cli.kernels.tiered_attention import Mass, Tiers, tiered_attention
 from infllm_cli.memory import lookup
+from infllm_cli.memory.attended import note_tiers
 from infllm_cli.memory.config import Lookup, MemoryConfig
 from infllm_cli.memory.device_arena import DeviceArena
 from infllm_cli.memory.device_blocks import DeviceBlocks
 from infllm_cli.memory.device_keys import DeviceKeys, stream
 from infllm_cli.memory.device_path import DevicePath
 from infllm_cli.memory.knobs import CachePolicy, Relevance
-from infllm_cli.memory.layer import HOST, LayerGeometry, LayerMemory, sum_groups
+from infllm_cli.memory.layer import HOST, LayerGeometry
+from infllm_cli.memory.layer_memory import LayerMemory, sum_groups, sum_queries
 from infllm_cli.memory.scan_cost import Place, estimate
 from infllm_cli.memory.shortlist import Shortlist
 from infllm_cli.memory.step import Phase, Step
@@ -192,8 +194,7 @@ class DeviceLayer(LayerMemory):
             missing = missing.to(g.device)
         rule = self.config.representatives_relevance
         if rule is Relevance.SUM:
-            summed = q.sum(dim=1, dtype=torch.float32).unflatten(0, (g.kv_heads, -1)).sum(dim=1)
-            query = g.rotary.rotate(summed[:, None], far)
+            query = g.rotary.rotate(sum_queries(q, g.kv_heads)[:, None], far)
             return block_relevance(query, kept.key_sum[:, : kept.count, None], "sum", missing)
         assert kept.each_key is not None
         queries = g.rotary.rotate(q, far).float().reshape(g.kv_heads, -1, g.head_dim) * g.scaling
@@ -253,25 +254,14 @@ class DeviceLayer(LayerMemory):
                 per_block = drawn[:, sinks:lead].unflatten(1, (blocks.shape[1], -1)).sum(dim=-1)
         if window.mass is not None:
             window.mass[:, window.first : window.last, 0] += drawn[:, lead:]
-        start, end, size = window.start, window.end, config.block_tokens
+        start = window.start
 
         def later() -> None:
             if per_block is not None:
                 assert self.cache is not None and blocks is not None
                 self.cache.attended(blocks, per_block.to(HOST))
-            if step.mass is None:
-                return
-            per_key = drawn.to(step.mass.device)
-            total = step.mass
-            if step.by_layer is not None:
-                total = step.by_layer[g.index] = torch.zeros_like(step.mass)
-            total[start:end] += per_key[:, lead:].sum(dim=0)
-            total[:sinks] += per_key[:, :sinks].sum(dim=0)
-            if blocks is not None:
-                at = sinks + blocks[..., None] * size + torch.arange(size)
-                total.index_add_(0, at.flatten(), per_key[:, sinks:lead].flatten())
-            if step.by_layer is not None:
-                step.mass += total
+            if step.mass is not None:
+                note_tiers(step, g.index, drawn, blocks, config.block_tokens, lead, start)
 
         step.deferred.append(later)
 

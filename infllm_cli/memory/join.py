@@ -14,7 +14,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from infllm_cli.memory.layer import HOST, Layer, LayerMemory
+from infllm_cli.memory.layer import HOST, Layer
+from infllm_cli.memory.layer_memory import LayerMemory
 from infllm_cli.memory.model_memory import ModelMemory
 
 Pair = tuple[Tensor, Tensor]  # un-rotated keys and values [H_kv, n, d]

@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from infllm_cli.memory.blocks import BlockArena
-from infllm_cli.memory.layer import HOST, LayerMemory
+from infllm_cli.memory.layer import HOST
+from infllm_cli.memory.layer_memory import LayerMemory
 
 
 class Scattered:

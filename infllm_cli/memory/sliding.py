@@ -4,35 +4,21 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from infllm_cli.memory.layer import LayerGeometry
+from infllm_cli.memory.layer import LayerGeometry, OnDeviceOnly, window_of
 from infllm_cli.memory.softmax import attend
 from infllm_cli.memory.step import Step
 from infllm_cli.memory.window import Window
 
 
-class SlidingLayer:
+class SlidingLayer(OnDeviceOnly):
     """Keeps the last `sliding_window` tokens, rotated at their true positions; no blocks."""
 
     def __init__(self, geometry: LayerGeometry, chunk_tokens: int) -> None:
-        g = geometry
-        assert g.sliding_window is not None
-        self.geometry = g
+        assert geometry.sliding_window is not None
+        self.geometry = geometry
         self.chunk_tokens = chunk_tokens
-        self.window = self._new_window()
+        self.window = window_of(geometry)
         self._marked: list[Window] = []
-
-    def _new_window(self) -> Window:
-        g = self.geometry
-        return Window(
-            g.kv_heads,
-            g.head_dim,
-            g.value_dim,
-            lead=0,
-            dtype=g.dtype,
-            device=g.device,
-            keep_raw=False,
-            keep_query_sums=False,
-        )
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, step: Step) -> Tensor:
         """q [H, L, d], k and v [H_kv, L, d], all un-rotated -> out [H, L, d]."""
@@ -61,23 +47,10 @@ class SlidingLayer:
         """Return to the state that was marked last."""
         self.window = self._marked.pop()
 
-    def reserve(self, tokens: int) -> None:
-        """Nothing grows with the document here."""
-
     @property
     def device_bytes(self) -> int:
         """Bytes of the window."""
         return self.window.nbytes
-
-    @property
-    def host_bytes(self) -> int:
-        """Nothing is offloaded."""
-        return 0
-
-    @property
-    def mapped_bytes(self) -> int:
-        """Nothing is on disk."""
-        return 0
 
 
 def windows_only(layers: list[LayerGeometry]) -> int | None:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from infllm_cli.kernels.store_codec import Packed
 from infllm_cli.memory.blocks import Segment
-from infllm_cli.memory.layer import LayerMemory
+from infllm_cli.memory.layer_memory import LayerMemory
 from infllm_cli.memory.model_memory import ModelMemory
 from infllm_cli.memory.window import Window
 

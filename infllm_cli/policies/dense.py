@@ -4,34 +4,23 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from infllm_cli.memory.layer import LayerGeometry
+from infllm_cli.memory.attended import note_mass
+from infllm_cli.memory.layer import LayerGeometry, OnDeviceOnly, window_of
 from infllm_cli.memory.softmax import attend, attend_weights
 from infllm_cli.memory.step import Step
-from infllm_cli.memory.window import Window
-from infllm_cli.policies.attended import note_mass
 from infllm_cli.policies.positions import token_range
 
 
-class DenseLayer:
+class DenseLayer(OnDeviceOnly):
     """The reference inside the trained length; past it positions are such as were never trained.
 
     Keys are kept rotated. What is held grows with the context.
     """
 
     def __init__(self, geometry: LayerGeometry, chunk_tokens: int) -> None:
-        g = geometry
-        self.geometry = g
+        self.geometry = geometry
         self.chunk_tokens = chunk_tokens
-        self.window = Window(
-            g.kv_heads,
-            g.head_dim,
-            g.value_dim,
-            lead=0,
-            dtype=g.dtype,
-            device=g.device,
-            keep_raw=False,
-            keep_query_sums=False,
-        )
+        self.window = window_of(geometry)
         self._expected_tokens = 0
         self._marks: list[int] = []
 
@@ -72,13 +61,3 @@ class DenseLayer:
     def device_bytes(self) -> int:
         """Bytes of all keys and values."""
         return self.window.nbytes
-
-    @property
-    def host_bytes(self) -> int:
-        """Nothing is offloaded."""
-        return 0
-
-    @property
-    def mapped_bytes(self) -> int:
-        """Nothing is on disk."""
-        return 0

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from infllm_cli.memory.attended import note_mass
 from infllm_cli.memory.config import MemoryConfig
-from infllm_cli.memory.layer import LayerGeometry
+from infllm_cli.memory.layer import LayerGeometry, OnDeviceOnly
 from infllm_cli.memory.softmax import attend_weights
 from infllm_cli.memory.step import Step
-from infllm_cli.policies.attended import note_mass
 from infllm_cli.policies.positions import token_range
 
 
@@ -47,7 +47,7 @@ class Kept:
         return sum(t.nbytes for t in (self.keys, self.values, self.mass, self.positions))
 
 
-class H2OLayer:
+class H2OLayer(OnDeviceOnly):
     """Sinks, the most recent tokens, and of all others those that drew most attention.
 
     After every step the tokens of least accumulated attention are evicted until the budget holds;
@@ -114,20 +114,7 @@ class H2OLayer:
         """Return to the state that was marked last."""
         self.kept, self._end = self._marks.pop()
 
-    def reserve(self, tokens: int) -> None:
-        """Nothing grows with the document here."""
-
     @property
     def device_bytes(self) -> int:
         """Bytes of what is kept."""
         return self.kept.nbytes
-
-    @property
-    def host_bytes(self) -> int:
-        """Nothing is offloaded."""
-        return 0
-
-    @property
-    def mapped_bytes(self) -> int:
-        """Nothing is on disk."""
-        return 0

@@ -5,16 +5,16 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from infllm_cli.memory.attended import note_mass
 from infllm_cli.memory.config import MemoryConfig
-from infllm_cli.memory.layer import LayerGeometry
+from infllm_cli.memory.layer import LayerGeometry, OnDeviceOnly
 from infllm_cli.memory.softmax import attend, attend_weights
 from infllm_cli.memory.step import Step
-from infllm_cli.policies.attended import note_mass
 from infllm_cli.policies.compressive import Memory, mix, retrieve, written
 from infllm_cli.policies.positions import token_range
 
 
-class InfiniLayer:
+class InfiniLayer(OnDeviceOnly):
     """Attention within the segment, mixed per head with what the memory tells of those before.
 
     A segment ends after `infini_segment_tokens` tokens, wherever a chunk ends; then what it adds is
@@ -127,21 +127,8 @@ class InfiniLayer:
             self._marks.pop()
         )
 
-    def reserve(self, tokens: int) -> None:
-        """Nothing grows with the document here."""
-
     @property
     def device_bytes(self) -> int:
         """Bytes of the segment and of the memory."""
         compressed = self.memory.nbytes + self.pending.nbytes
         return self.keys.nbytes + self.values.nbytes + compressed
-
-    @property
-    def host_bytes(self) -> int:
-        """Nothing is offloaded."""
-        return 0
-
-    @property
-    def mapped_bytes(self) -> int:
-        """Nothing is on disk."""
-        return 0

@@ -10,16 +10,16 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from infllm_cli.memory.attended import note_mass
 from infllm_cli.memory.config import MemoryConfig
-from infllm_cli.memory.layer import LayerGeometry
+from infllm_cli.memory.layer import LayerGeometry, OnDeviceOnly, window_of
 from infllm_cli.memory.step import Step
 from infllm_cli.memory.two_distances import Keys
 from infllm_cli.memory.window import Window
-from infllm_cli.policies.attended import note_mass
 from infllm_cli.policies.positions import capped_scale, capped_table, token_range
 
 
-class SinkWindowLayer:
+class SinkWindowLayer(OnDeviceOnly):
     """What both keep: S sinks, un-rotated, and a window of W tokens, rotated where they stand.
 
     W is the window and, since all policies attend the same number of tokens, what others load as
@@ -37,16 +37,7 @@ class SinkWindowLayer:
         self.reach = config.budget_tokens - config.sink_tokens
         self.sink_keys = torch.empty(g.kv_heads, 0, g.head_dim, dtype=g.dtype, device=g.device)
         self.sink_values = torch.empty(g.kv_heads, 0, g.value_dim, dtype=g.dtype, device=g.device)
-        self.window = Window(
-            g.kv_heads,
-            g.head_dim,
-            g.value_dim,
-            lead=0,
-            dtype=g.dtype,
-            device=g.device,
-            keep_raw=False,
-            keep_query_sums=False,
-        )
+        self.window = window_of(g)
         self._marks: list[tuple[Tensor, Tensor, Window]] = []
 
     @property
@@ -110,20 +101,7 @@ class SinkWindowLayer:
         """Return to the state that was marked last."""
         self.sink_keys, self.sink_values, self.window = self._marks.pop()
 
-    def reserve(self, tokens: int) -> None:
-        """Nothing grows with the document here."""
-
     @property
     def device_bytes(self) -> int:
         """Bytes of sinks and window."""
         return self.sink_keys.nbytes + self.sink_values.nbytes + self.window.nbytes
-
-    @property
-    def host_bytes(self) -> int:
-        """Nothing is offloaded."""
-        return 0
-
-    @property
-    def mapped_bytes(self) -> int:
-        """Nothing is on disk."""
-        return 0
