@@ -22,10 +22,9 @@ from infllm_cli.candidates import sentences_by_piece
 from infllm_cli.digests import Digest, PassDone, PieceTold, Summary, groups_of
 from infllm_cli.drafts import Draft, Source, push
 from infllm_cli.evidence import Passage
-from infllm_cli.likelihood import can_judge
-from infllm_cli.memory.excerpt import excerpt
+from infllm_cli.inquiry import Inquiry, mass_on
 from infllm_cli.memory.model_memory import ModelMemory
-from infllm_cli.memory.step import Phase, Step
+from infllm_cli.memory.step import Phase
 from infllm_cli.parts import MOST_TOKENS, Part, Piece, divide
 from infllm_cli.sentences import split_sentences
 from infllm_cli.summary_options import SummaryOptions, Wording
@@ -43,7 +42,6 @@ LEAST_NAMED, MOST_NAMED = 100, 8
 # What a pass takes as one: so much a small model still has in view.
 GROUP_WORDS = 700
 RESERVE_TOKENS = 512
-WHAT_MATTERS = "What is the most important thing that happens?"
 
 
 class Summarizing:
@@ -67,8 +65,8 @@ class Summarizing:
         self.reader, self.memory, self.options = reader, memory, options
         self.document = memory.document
         trained = reader.loaded.trained_length
-        self._reserve = min(RESERVE_TOKENS, trained // 2)
-        room = trained - self._reserve - reader.config.sink_tokens - len(reader.prompt.prefix)
+        reserve = min(RESERVE_TOKENS, trained // 2)
+        room = trained - reserve - reader.config.sink_tokens - len(reader.prompt.prefix)
         most = max(16, min(most_tokens, room))
         self.parts = divide(memory.document, memory.tokens, memory.passages, most)
         self.pieces = [piece for part in self.parts for piece in part.pieces]
@@ -82,6 +80,10 @@ class Summarizing:
         self._vocabulary = Vocabulary(every)
         self._wanted = self._vocabulary.focus_words(options.focus)
         self._layers = reader.loaded.layers_for(trained)
+        request = request_for(PIECE_WORDS, options.focus) if self.own else None
+        self._inquiry = Inquiry(
+            reader, memory, self._layers, focus=options.focus, request=request, reserve=reserve
+        )
 
     def steps(self) -> Iterator[PieceTold | PassDone | Summary]:
         """Summarize; the memory is as before when the iterator ends or is closed."""
@@ -153,62 +155,20 @@ class Summarizing:
 
     def _tell_piece(self, piece: Piece) -> Digest:
         """What one piece says in short, from its own blocks and the sinks."""
-        state, offset = self._state_of(piece)
-        attended, logits = self._ask(state, piece, offset)
-        candidates = self._candidates(piece, attended)
+        asked = self._inquiry.ask(piece)
+        candidates = self._candidates(piece, asked.mass)
         if self.own:
+            state, logits = asked.state, asked.logits
             assert logits is not None
             draft = Draft(self.reader, state, logits, keep_from=None, most_words=PIECE_WORDS)
             source = Source(self.document.text[piece.start : piece.end])
             sentences = list(draft.sentences(source))
             if sentences:
-                mass = sum(_mass(step, offset, piece) for step in draft.steps)
+                mass = sum(mass_on(piece, step, asked.offset) for step in draft.steps)
                 evidence = self._passages(piece, mass / max(len(draft.steps), 1))
                 return Digest(" ".join(sentences), (piece.index,), False, candidates, evidence)
         weights = self._vocabulary.weights(self._sentences[piece.index], self._wanted)
         return self._quote(candidates, weights, self._piece_words, (piece.index,))
-
-    def _state_of(self, piece: Piece) -> tuple[ModelMemory, int]:
-        """A memory of the piece alone, and where in it the piece's first token stands."""
-        reader, memory = self.reader, self.memory
-        trained = reader.loaded.trained_length
-        begin = memory.first_position
-        if can_judge(memory.state):
-            state = excerpt(
-                memory.state,
-                self._layers,
-                piece.first + begin,
-                piece.last + begin,
-                trained_length=trained,
-                reserve_tokens=self._reserve,
-            )
-            return state, state.tokens - (piece.last - piece.first)
-        # Sliding layers forget: there the piece is read once more, alone.
-        state = ModelMemory(
-            self._layers, reader.config, trained_length=trained, whole_tokens=trained
-        )
-        ids = memory.tokens.ids[piece.first : piece.last].astype(np.int64)
-        push(reader, state, Phase.READ, np.concatenate([reader.prompt.prefix, ids]))
-        return state, begin
-
-    def _ask(self, state: ModelMemory, piece: Piece, offset: int) -> tuple[np.ndarray, object]:
-        """Ask what matters: mass [n] per token of the piece beyond what any request draws."""
-        reader, prompt = self.reader, self.reader.prompt
-        push(reader, state, Phase.READ, prompt.turn)
-        # An answer is to be in a few words; a summary is not.
-        task = prompt.plain_ids("\n\n") if self.own else prompt.task_ids()
-        neutral, _ = push(reader, state, Phase.ASK, task)
-        focus = self.options.focus
-        question = f"What does the text say about {focus}?" if focus else WHAT_MATTERS
-        if self.own:
-            question = request_for(PIECE_WORDS, focus)
-        asked, _ = push(reader, state, Phase.ASK, prompt.plain_ids(question))
-        mass = np.mean([_mass(s, offset, piece) for s in asked], axis=0)
-        mass -= np.mean([_mass(s, offset, piece) for s in neutral], axis=0)
-        logits = None
-        if self.own:
-            _, logits = push(reader, state, Phase.ASK, prompt.closing)
-        return mass, logits
 
     def _candidates(self, piece: Piece, attended: np.ndarray) -> list[Candidate]:
         """The piece's sentences; the rank of the attention that each drew makes its factor."""
@@ -404,13 +364,6 @@ def request_for(words: int, focus: str | None) -> str:
 def parameters(reader: Reader) -> int:
     """How many numbers the model is made of."""
     return reader.parameters
-
-
-def _mass(step: Step, offset: int, piece: Piece) -> np.ndarray:
-    """Mass [n] per query row of a step on the tokens of a piece that begins at `offset`."""
-    assert step.mass is not None
-    held = step.mass[offset : offset + piece.last - piece.first].double().numpy()
-    return held / max(float(step.mass.sum()), 1e-9)
 
 
 def _words(digests: list[Digest]) -> int:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from tiny_tokenizers import backend_of
 
-from infllm_cli import ask, asking, chat, console, plan, summarize  # noqa: F401  imported once, for all forks
+from infllm_cli import ask, asking, chat, console, live_console, plan, summarize  # noqa: F401  imported once, for all forks
 from infllm_cli.__main__ import main
 from infllm_cli.reader import Reader
 from infllm_cli.sampling import AnswerOptions

@@ -358,8 +358,8 @@ def test_a_second_interrupt_ends_at_once_and_leaves_the_cursor_visible(server, p
 
     # What the first interrupt begins takes half a minute.
     setup = (
-        "import time\nfrom infllm_cli import console\n"
-        "console.LiveConsole.note = lambda *_: time.sleep(30)"
+        "import time\nfrom infllm_cli import live_console\n"
+        "live_console.LiveConsole.note = lambda *_: time.sleep(30)"
     )
     arguments = ask(place, "What?", file="longer.txt")
     session = terminal(server, arguments, setup=setup, delay=0.1, when=interrupt)
