@@ -71,7 +71,7 @@ class Summarizing:
         self.parts = divide(memory.document, memory.tokens, memory.passages, most)
         self.pieces = [piece for part in self.parts for piece in part.pieces]
         self.own = options.wording is Wording.OWN or (
-            options.wording is Wording.AUTO and parameters(reader) >= OWN_WORDS_PARAMETERS
+            options.wording is Wording.AUTO and reader.parameters >= OWN_WORDS_PARAMETERS
         )
         share = 1.5 * options.words / len(self.pieces)
         self._piece_words = PIECE_WORDS if self.own else max(PIECE_WORDS, round(share))
@@ -359,11 +359,6 @@ def request_for(words: int, focus: str | None) -> str:
     count = "one sentence" if sentences == 1 else f"{sentences} sentences"
     about = f", and say what it tells about {focus}" if focus else ""
     return f"Summarize the text above in {count}: who does what, and what happens{about}."
-
-
-def parameters(reader: Reader) -> int:
-    """How many numbers the model is made of."""
-    return reader.parameters
 
 
 def _words(digests: list[Digest]) -> int:

@@ -1,12 +1,10 @@
-"""Blocks of past keys and values of one layer, sealed into segments that never change."""
+"""The sealed blocks of one layer: which segment holds which, and how a tail becomes one."""
 
 from __future__ import annotations
 
-import math
-import mmap
 from bisect import bisect_right
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -14,82 +12,9 @@ from torch import Tensor
 from infllm_cli.kernels.store_codec import Packed, pack_keys, pack_values, pick, unpack
 from infllm_cli.memory import codecs
 from infllm_cli.memory.codecs import Codec
+from infllm_cli.memory.segment import Segment, own_pages
 
 SEGMENT_BLOCKS = 64  # as in `MemoryConfig`
-
-
-@dataclass(frozen=True, slots=True)
-class Segment:
-    """Un-rotated keys [H_kv, n, B, d] and values [H_kv, n, B, d_v] of n blocks, as stored.
-
-    Contiguous per KV head, so that an exact scan streams.
-
-    Attributes:
-        mapped: they lie in a file that is mapped in, not in memory of our own.
-        release: gives back the pages that reading a mapped segment has brought into the process;
-            None where they may stay.
-        slots: [n] where each block is stored, -1: it was dropped; None: each in its own place.
-    """
-
-    keys: Packed
-    values: Packed
-    mapped: bool = False
-    release: Callable[[], None] | None = None
-    slots: Tensor | None = None
-
-    @property
-    def blocks(self) -> int:
-        """Number of blocks, dropped ones included."""
-        return self.keys.blocks if self.slots is None else len(self.slots)
-
-    def held(self) -> Tensor:
-        """[n] whether each block is held."""
-        if self.slots is None:
-            return torch.ones(self.keys.blocks, dtype=torch.bool)
-        return self.slots >= 0
-
-    def without(self, dropped: Tensor) -> Segment:
-        """The same with less blocks held; dropped [n] tells which are not."""
-        kept = self.held() & ~dropped
-        slots = torch.arange(self.blocks) if self.slots is None else self.slots
-        keys, values = (x.take(slots[kept]).map(_in_own_pages) for x in (self.keys, self.values))
-        places = torch.where(kept, kept.cumsum(0) - 1, -1)
-        return Segment(keys, values, slots=places)
-
-    def unpack(self, blocks: slice, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Keys and values [H_kv, n, B, d] of some of the blocks; zeros where they were dropped."""
-        if self.slots is None:
-            return unpack(self.keys.cut(blocks), dtype), unpack(self.values.cut(blocks), dtype)
-        return self._from_slots(self.slots[blocks], dtype)
-
-    def take(self, blocks: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """The same of blocks by their indices [n]; copied."""
-        if self.slots is None:
-            return unpack(self.keys.take(blocks), dtype), unpack(self.values.take(blocks), dtype)
-        return self._from_slots(self.slots[blocks], dtype)
-
-    def _from_slots(self, slots: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        gone = (slots < 0)[:, None, None]
-        if self.keys.blocks == 0:  # nothing to take zeros from
-            shapes = [
-                (len(x.codes), len(slots), x.codes.shape[2], x.dim)
-                for x in (self.keys, self.values)
-            ]
-            return torch.zeros(shapes[0], dtype=dtype), torch.zeros(shapes[1], dtype=dtype)
-        keys, values = (
-            unpack(x.take(slots.clamp(min=0)), dtype).masked_fill_(gone, 0)
-            for x in (self.keys, self.values)
-        )
-        return keys, values
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of keys and values."""
-        return self.keys.nbytes + self.values.nbytes
-
-    def cut(self, blocks: slice) -> Segment:
-        """Some of the blocks, not copied."""
-        return Segment(self.keys.cut(blocks), self.values.cut(blocks), self.mapped, self.release)
 
 
 class BlockArena:
@@ -345,7 +270,7 @@ class BlockArena:
     def _new_tail(self) -> Segment:
         """Room for a whole segment."""
         shapes = (self._key_shape, self._value_shape)
-        return Segment(*(Packed("full", s[-1], _own_pages(s, self._dtype)) for s in shapes))
+        return Segment(*(Packed("full", s[-1], own_pages(s, self._dtype)) for s in shapes))
 
     def _store(self, target: Tensor, source: Tensor) -> None:
         """Copy blocks into the tail."""
@@ -404,29 +329,14 @@ def _pairs(blocks: Tensor) -> tuple[Tensor, Tensor]:
     return torch.arange(kv_heads).repeat_interleave(chosen), blocks.flatten()
 
 
-def _in_own_pages(tensor: Tensor) -> Tensor:
-    return _own_pages(tuple(tensor.shape), tensor.dtype).copy_(tensor)
-
-
 def _heads_in_own_pages(heads: list[Packed]) -> Packed:
     """What was packed a KV head at a time, as one."""
 
     def join(name: str, first: Tensor) -> Tensor:
-        joined = _own_pages((len(heads), *first.shape[1:]), first.dtype)
+        joined = own_pages((len(heads), *first.shape[1:]), first.dtype)
         for index, head in enumerate(heads):
             joined[index] = getattr(head, name)[0]
         return joined
 
     joined = {name: join(name, tensor) for name, tensor in heads[0].tensors().items()}
     return replace(heads[0], **joined)
-
-
-def _own_pages(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """A tensor whose memory goes back to the system when it is given up.
-
-    What the allocator frees among other things it keeps, and a limit on memory would not hold.
-    """
-    if 0 in shape:
-        return torch.empty(shape, dtype=dtype)
-    pages = mmap.mmap(-1, math.prod(shape) * dtype.itemsize)
-    return torch.frombuffer(pages, dtype=torch.uint8).view(dtype).view(shape)

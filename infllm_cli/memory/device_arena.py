@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 
 from infllm_cli.kernels.store_codec import FULL, Packed, pack_keys, pack_values
-from infllm_cli.memory.blocks import BlockArena, Segment
+from infllm_cli.memory.blocks import BlockArena
 from infllm_cli.memory.codecs import Codec
 from infllm_cli.memory.pinned import PageStore
+from infllm_cli.memory.segment import Segment
 from infllm_cli.memory.transfers import Transfers
 
 

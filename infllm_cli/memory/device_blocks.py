@@ -10,14 +10,15 @@ import torch
 from torch import Tensor
 
 from infllm_cli.kernels.store_codec import Packed, pick, unpack_into
-from infllm_cli.memory.blocks import BlockArena, Segment
+from infllm_cli.memory.blocks import BlockArena
 from infllm_cli.memory.device_arena import upload
-from infllm_cli.memory.device_cache import Slots
+from infllm_cli.memory.device_cache import BlockSlots
 from infllm_cli.memory.knobs import CachePolicy
+from infllm_cli.memory.segment import Segment
 from infllm_cli.memory.transfers import Transfers
 
 
-class DeviceBlocks:
+class DeviceBlocks(BlockSlots):
     """Keys, un-rotated, and values of some blocks, and the table that says where they lie.
 
     Args:
@@ -38,32 +39,15 @@ class DeviceBlocks:
     ) -> None:
         self.kv_heads, size, key_dim, value_dim = shape
         self.capacity = capacity
-        self.policy = policy
         self.transfers = transfers
-        self.slots = [Slots(capacity, policy, seed=head) for head in range(self.kv_heads)]
         rows = self.kv_heads * capacity
         # Zeros: what a slot held before must not be what it is multiplied with, were it NaN.
-        self.keys = torch.zeros(rows, size, key_dim, dtype=dtype, device=transfers.device)
-        self.values = torch.zeros(rows, size, value_dim, dtype=dtype, device=transfers.device)
+        keys = torch.zeros(rows, size, key_dim, dtype=dtype, device=transfers.device)
+        values = torch.zeros(rows, size, value_dim, dtype=dtype, device=transfers.device)
+        super().__init__(self.kv_heads, capacity, policy, keys, values)
         self._filled: torch.cuda.Event | None = None  # the last copy into slots
         self._read = transfers.event()  # the last attention over slots; now: they are zeros
-        self._sealed = 0
         self._placed: tuple[list[list[int]], Tensor] | None = None
-
-    @property
-    def hits(self) -> int:
-        """Blocks that were there when they were wanted."""
-        return sum(slots.hits for slots in self.slots)
-
-    @property
-    def misses(self) -> int:
-        """Blocks that had to be loaded when they were wanted."""
-        return sum(slots.misses for slots in self.slots)
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all slots."""
-        return self.keys.nbytes + self.values.nbytes
 
     def place(self, blocks: Tensor, arena: BlockArena) -> Tensor:
         """The slots [H_kv, n] int32, on the device, of blocks [H_kv, n] of the host.
@@ -98,30 +82,14 @@ class DeviceBlocks:
         self.transfers.moved.prefetched += len(missing)
         self._fetch(missing, arena)
 
-    def follow(self, sealed: int) -> None:
-        """So many blocks are in segments now: those that were packed meanwhile are others."""
-        if sealed != self._sealed:
-            self.forget_from(min(sealed, self._sealed))
-            self._sealed = sealed
-
     @staticmethod
     def _is_held(block: int, arena: BlockArena, parts: list[Segment]) -> bool:
         """Whether there is such a block: a question's are gone after it, others were dropped."""
         return block < arena.count and arena.locate(block, parts)[1] >= 0
 
-    def attended(self, blocks: Tensor, mass: Tensor) -> None:
-        """A step gave its blocks [H_kv, n] attention mass [H_kv, n]."""
-        for slots, row, share in zip(self.slots, blocks.tolist(), mass.tolist(), strict=True):
-            slots.attended(row, share)
-
     def used(self) -> None:
         """The attention over the slots has been put on the current stream."""
         self._read = self.transfers.event()
-
-    def forget_from(self, count: int) -> None:
-        """The blocks from number `count` on are no more, or others now."""
-        for slots in self.slots:
-            slots.forget_from(count)
 
     def _fetch(self, missing: list[tuple[int, int, int]], arena: BlockArena) -> None:
         """Fill slots: (KV head, block, row of `keys` and `values`) each."""

@@ -1,7 +1,7 @@
 """Blocks that stay on the device between steps, in a fixed number of slots.
 
 Which block leaves when another one needs its slot is decided per KV head by `Slots`, which knows
-numbers only; `DeviceCache` holds the keys and values.
+numbers only; `BlockSlots` holds the keys and values.
 """
 
 from __future__ import annotations
@@ -120,7 +120,56 @@ class Slots:
             self._drop(block)
 
 
-class DeviceCache:
+class BlockSlots:
+    """Keys and values of some blocks on a device, in a fixed number of slots per KV head.
+
+    Args:
+        capacity: slots per KV head; at least the blocks of a step.
+        keys, values: room for all slots.
+    """
+
+    def __init__(
+        self, kv_heads: int, capacity: int, policy: CachePolicy, keys: Tensor, values: Tensor
+    ) -> None:
+        self.policy = policy
+        self.slots = [Slots(capacity, policy, seed=head) for head in range(kv_heads)]
+        self.keys = keys
+        self.values = values
+        self._sealed = 0
+
+    @property
+    def hits(self) -> int:
+        """Blocks that were there when they were wanted."""
+        return sum(slots.hits for slots in self.slots)
+
+    @property
+    def misses(self) -> int:
+        """Blocks that had to be loaded when they were wanted."""
+        return sum(slots.misses for slots in self.slots)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all slots."""
+        return self.keys.nbytes + self.values.nbytes
+
+    def follow(self, sealed: int) -> None:
+        """So many blocks are in segments now: those that were packed meanwhile are others."""
+        if sealed != self._sealed:
+            self.forget_from(min(sealed, self._sealed))
+            self._sealed = sealed
+
+    def attended(self, blocks: Tensor, mass: Tensor) -> None:
+        """A step gave its blocks [H_kv, n] attention mass [H_kv, n]."""
+        for slots, row, share in zip(self.slots, blocks.tolist(), mass.tolist(), strict=True):
+            slots.attended(row, share)
+
+    def forget_from(self, count: int) -> None:
+        """The blocks from number `count` on are no more, or others now."""
+        for slots in self.slots:
+            slots.forget_from(count)
+
+
+class DeviceCache(BlockSlots):
     """Keys and values of blocks, per KV head, on the layer's device.
 
     Args:
@@ -137,32 +186,9 @@ class DeviceCache:
         device: torch.device,
     ) -> None:
         kv_heads, size, key_dim, value_dim = shape
-        self.policy = policy
-        self.slots = [Slots(capacity, policy, seed=head) for head in range(kv_heads)]
-        self.keys = torch.empty(kv_heads, capacity, size, key_dim, dtype=dtype, device=device)
-        self.values = torch.empty(kv_heads, capacity, size, value_dim, dtype=dtype, device=device)
-        self._sealed = 0
-
-    @property
-    def hits(self) -> int:
-        """Blocks that were there when they were wanted."""
-        return sum(slots.hits for slots in self.slots)
-
-    @property
-    def misses(self) -> int:
-        """Blocks that had to be loaded."""
-        return sum(slots.misses for slots in self.slots)
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all slots."""
-        return self.keys.nbytes + self.values.nbytes
-
-    def follow(self, sealed: int) -> None:
-        """So many blocks are in segments now: those that were packed meanwhile are others."""
-        if sealed != self._sealed:
-            self.forget_from(min(sealed, self._sealed))
-            self._sealed = sealed
+        keys = torch.empty(kv_heads, capacity, size, key_dim, dtype=dtype, device=device)
+        values = torch.empty(kv_heads, capacity, size, value_dim, dtype=dtype, device=device)
+        super().__init__(kv_heads, capacity, policy, keys, values)
 
     def fetch(self, blocks: Tensor, load: Load) -> tuple[Tensor, Tensor]:
         """Keys and values [H_kv, n * B, d] of blocks [H_kv, n], on the device.
@@ -199,13 +225,3 @@ class DeviceCache:
             slots = [found[row.index(block)] for block in missing]
             self.keys[head, slots] = keys[head, : len(missing)]
             self.values[head, slots] = values[head, : len(missing)]
-
-    def attended(self, blocks: Tensor, mass: Tensor) -> None:
-        """A step gave its blocks [H_kv, n] attention mass [H_kv, n]."""
-        for slots, row, share in zip(self.slots, blocks.tolist(), mass.tolist(), strict=True):
-            slots.attended(row, share)
-
-    def forget_from(self, count: int) -> None:
-        """The blocks from number `count` on are no more, or others now."""
-        for slots in self.slots:
-            slots.forget_from(count)

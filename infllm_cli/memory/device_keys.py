@@ -15,8 +15,9 @@ from torch import Tensor
 
 from infllm_cli.kernels.segment_lookup import KeyTable, segment_lookup
 from infllm_cli.kernels.store_codec import FULL, Packed
-from infllm_cli.memory.blocks import BlockArena, Segment
+from infllm_cli.memory.blocks import BlockArena
 from infllm_cli.memory.device_arena import DeviceArena, upload
+from infllm_cli.memory.segment import Segment
 from infllm_cli.memory.transfers import Transfers
 
 STREAMED_AT_ONCE = 2  # segments on the device while keys are streamed: one is scanned, one arrives

@@ -158,7 +158,8 @@ class DeviceLayer(LayerMemory):
         if self.arena.count == 0 or wanted == 0:
             return None
         far = step.table(g.rotary, config.window_tokens, 1)
-        if (config.read_lookup if reading else config.answer_lookup) is Lookup.EXACT:
+        kind = config.read_lookup if reading else config.answer_lookup
+        if kind is Lookup.EXACT:
             rotated = g.rotary.rotate(q, far)
             answering = step.phase is Phase.ANSWER
             if answering and self._shortlist is not None and self._shortlist.serves(self.arena):
@@ -182,7 +183,7 @@ class DeviceLayer(LayerMemory):
         blocks = blocks.to(HOST)  # the host waits here
         self._predicted = blocks[:, chosen:].tolist() if more else []
         blocks = blocks[:, :chosen].contiguous()
-        if (config.read_lookup if reading else config.answer_lookup) is Lookup.REPRESENTATIVES:
+        if kind is Lookup.REPRESENTATIVES:
             self.arena.note_use(blocks)
         return blocks
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor
 
 from infllm_cli.memory import lookup
 from infllm_cli.memory.attended import note_tiers
 from infllm_cli.memory.config import Lookup, MemoryConfig
-from infllm_cli.memory.device_cache import DeviceCache
+from infllm_cli.memory.device_cache import BlockSlots, DeviceCache
 from infllm_cli.memory.knobs import CachePolicy, Positions, Relevance
 from infllm_cli.memory.layer import HOST, LayerGeometry
 from infllm_cli.memory.rotary import Table
@@ -19,9 +17,6 @@ from infllm_cli.memory.softmax import attend, attend_weights
 from infllm_cli.memory.step import Phase, Step
 from infllm_cli.memory.tiered_store import TieredStore
 from infllm_cli.memory.two_distances import Keys, attend_two_distances
-
-if TYPE_CHECKING:
-    from infllm_cli.memory.device_blocks import DeviceBlocks
 
 
 def sum_groups(q: Tensor, kv_heads: int) -> Tensor:
@@ -62,7 +57,7 @@ class LayerMemory(TieredStore):
     ) -> None:
         super().__init__(geometry, config, whole_tokens=whole_tokens, trained_length=trained_length)
         g = geometry
-        self.cache: DeviceCache | DeviceBlocks | None = None
+        self.cache: BlockSlots | None = None
         if config.device_cache_blocks and not self.own_slots:
             shape = (g.kv_heads, config.block_tokens, g.head_dim, g.value_dim)
             self.cache = DeviceCache(

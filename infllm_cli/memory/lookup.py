@@ -9,9 +9,10 @@ from infllm_cli.kernels.block_mass import block_mass
 from infllm_cli.kernels.exact_lookup import exact_lookup_parts
 from infllm_cli.kernels.packed_lookup import packed_lookup
 from infllm_cli.kernels.store_codec import FULL
-from infllm_cli.memory.blocks import BlockArena, Segment
+from infllm_cli.memory.blocks import BlockArena
 from infllm_cli.memory.knobs import Relevance, Sharing
 from infllm_cli.memory.representatives import Representatives
+from infllm_cli.memory.segment import Segment
 
 UNPACKED_BLOCKS = 16  # at a time: what is unpacked is several times as large
 

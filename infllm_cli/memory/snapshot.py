@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from infllm_cli.kernels.store_codec import Packed
-from infllm_cli.memory.blocks import Segment
 from infllm_cli.memory.layer_memory import LayerMemory
 from infllm_cli.memory.model_memory import ModelMemory
+from infllm_cli.memory.segment import Segment
 from infllm_cli.memory.window import Window
 
 Tensors = dict[str, Tensor]
