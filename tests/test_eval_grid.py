@@ -13,7 +13,7 @@ from tiny_readers import SMALL, make_reader
 from infllm_cli.console import Console
 from infllm_cli.document import decode_document
 from infllm_cli.errors import CapacityError, InfllmError, UsageError
-from infllm_cli.evaluate.grid import Deadline, Form, Grid, Runner, TimeIsUp
+from infllm_cli.evaluate.grid import Deadline, Form, Grid, GridRunner, TimeIsUp
 from infllm_cli.evaluate.results import Results
 from infllm_cli.evaluate.tables import as_text, grid_table
 from infllm_cli.evaluate.tasks import filler, kv, lines
@@ -71,11 +71,11 @@ class Counting(Console):
 
 def runner_of(
     loaded: Any, tmp_path: Path, grid: Grid, file: Path | None = None, seconds: float | None = None
-) -> tuple[Runner, Counting]:
+) -> tuple[GridRunner, Counting]:
     console = Counting()
     limits = Limits.usual()
     deadline = Deadline(seconds)
-    return Runner(grid, loaded, Results(file), console, tmp_path, limits, deadline), console
+    return GridRunner(grid, loaded, Results(file), console, tmp_path, limits, deadline), console
 
 
 def test_a_document_is_read_once_by_each_policy(loaded: Any, tmp_path: Path) -> None:

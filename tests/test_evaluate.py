@@ -14,8 +14,8 @@ from tiny_tokenizers import prose
 from infllm_cli.console import Console
 from infllm_cli.document import decode_document
 from infllm_cli.errors import UsageError
+from infllm_cli.evaluate.question_runner import Way, judge, run_questions, table
 from infllm_cli.evaluate.questions import Question, load_questions
-from infllm_cli.evaluate.runner import Way, judge, run_questions, table
 from infllm_cli.evaluate.tables import as_text
 from infllm_cli.events import Answer
 from infllm_cli.evidence import Passage

@@ -15,7 +15,7 @@ from infllm_cli.bench.picture import svg_file
 from infllm_cli.bench.report import as_json, parts_table, table
 from infllm_cli.document import Document, decode_document
 from infllm_cli.errors import CapacityError, UsageError
-from infllm_cli.evaluate.runner import as_text
+from infllm_cli.evaluate.tables import as_text
 from infllm_cli.models.loading import load_plain
 from infllm_cli.reader import Reader
 from infllm_cli.tokens import Tokens

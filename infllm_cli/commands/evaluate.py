@@ -55,7 +55,7 @@ def questions(
     console = open_started(context, quiet=quiet)
     with clean_end(console):
         loaded = load_questions(file, only=documents)
-        from infllm_cli.evaluate.runner import EvalRequest, run_eval
+        from infllm_cli.evaluate.question_runner import EvalRequest, run_eval
 
         request = EvalRequest(
             questions=loaded,

@@ -84,7 +84,7 @@ class _Wanted:
     missing: tuple[tuple[int, str], ...]  # index of the cell, its key
 
 
-class Runner:
+class GridRunner:
     """Measures the cells of a grid that are not among the results yet.
 
     What is measured of a cell is one method's business (`_answer`), so that others can stand in.

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TextIO
 
 from infllm_cli.evaluate import chart_files, oracle_report
 from infllm_cli.evaluate.flags import at_least, parse_lengths, parse_names
-from infllm_cli.evaluate.grid import Deadline, Form, Grid, Runner, TimeIsUp
+from infllm_cli.evaluate.grid import Deadline, Form, Grid, GridRunner, TimeIsUp
 from infllm_cli.evaluate.oracle import OracleRunner
 from infllm_cli.evaluate.pictures import sheet_of
 from infllm_cli.evaluate.results import Results
@@ -48,7 +48,7 @@ def measure(
     chart_files.check_files(flags.heatmap or [])
     loaded = load(flags, console)
     deadline = Deadline(flags.limit_seconds)
-    runner = (OracleRunner if oracle else Runner)(
+    runner = (OracleRunner if oracle else GridRunner)(
         grid, loaded, results, console, flags.cache, limits, deadline
     )
     tell_found(results, runner.found, len(runner.cells), console)

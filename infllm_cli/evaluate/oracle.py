@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from infllm_cli.errors import UsageError
-from infllm_cli.evaluate.grid import Runner
+from infllm_cli.evaluate.grid import GridRunner
 from infllm_cli.evaluate.results import Row
 from infllm_cli.evaluate.tasks.base import Probe, Task
 from infllm_cli.memory import lookup
@@ -167,7 +167,7 @@ def blocks_of(memory: Memory, probe: Probe) -> set[int]:
     return found
 
 
-class OracleRunner(Runner):
+class OracleRunner(GridRunner):
     """Measures what lookups capture in place of what the model answers.
 
     Raises:
