@@ -134,7 +134,7 @@ def _own_speed(
 
 def _pass(model: nn.Module, memory: ModelMemory, phase: Phase, ids: Tensor) -> None:
     step = memory.step(phase, len(ids), keep_from=None)
-    forward(model, ids, MemoryCall(memory, step), want_logits=phase is not Phase.READ)
+    forward(model, ids, MemoryCall(memory, step), want_logits=int(phase is not Phase.READ))
     memory.finish(step)
 
 

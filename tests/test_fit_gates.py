@@ -61,7 +61,7 @@ def test_a_fit_sees_what_reading_computes(kind) -> None:
         piece = ids[start : start + SEGMENT]
         step = state.step(Phase.READ, SEGMENT)
         with torch.inference_mode():
-            expected = forward(model, piece, MemoryCall(state, step), want_logits=True)
+            expected = forward(model, piece, MemoryCall(state, step), want_logits=1)[0]
         state.finish(step)
         call = _SegmentCall(layers, memories, gates, CONFIG.infini_update)
         zeros = torch.zeros(1, SEGMENT, dtype=torch.long)
