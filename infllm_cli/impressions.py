@@ -18,6 +18,7 @@ import numpy as np
 from infllm_cli import __version__, recall
 from infllm_cli.reader import Memory, Reader
 from infllm_cli.recall import Impression
+from infllm_cli.shelf import IMPRESSIONS
 
 NAMES = ("profile", "asked", "closed")
 
@@ -64,4 +65,4 @@ def _file(folder: Path, reader: Reader) -> Path:
         reader.config.answer_lookup.value,
     ]
     digest = hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
-    return folder / f"neutral-{digest}.npz"
+    return folder / f"{IMPRESSIONS}{digest}.npz"

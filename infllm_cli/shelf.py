@@ -24,6 +24,7 @@ from infllm_cli.errors import UsageError
 FORMAT = 2  # of the files of a memory; part of its key as well
 MANIFEST = "memory.json"
 LOCK = "lock"
+IMPRESSIONS = "neutral-"  # of what has been found out about a memory: see `impressions`
 SPILLED = "spilled-"  # folders of blocks that are not kept, only out of the RAM
 
 
@@ -177,7 +178,11 @@ class Shelf:
         if place is None or not place.alone:
             return place
         record = place.record
-        place.keep_only({MANIFEST, *(file.name for file in record.files)} if record else set())
+        known: set[str] = set()
+        if record:
+            known = {MANIFEST, *(file.name for file in record.files)}
+            known |= {file.name for file in folder.glob(f"{IMPRESSIONS}*.npz")}
+        place.keep_only(known)
         return place
 
     def spill_folder(self) -> Place:

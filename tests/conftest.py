@@ -8,6 +8,9 @@ import os
 # are interpreted.
 os.environ.setdefault("TRITON_INTERPRET", "1")
 
+if "PYTEST_XDIST_WORKER" in os.environ:  # each has a core to itself, and so has what it starts
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 import pytest
 import torch
 from forked import Server

@@ -169,9 +169,9 @@ def test_version_and_model_list():
 def test_ci_runs_the_command_of_the_readme():
     root = SAMPLES.parent
     readme = (root / "README.md").read_text()
-    assert "python -m pip install -e . --group dev && python -m pytest" in readme
+    assert "python -m pip install -e . --group dev && python -m pytest -n auto" in readme
     script = (root / ".ci" / "run").read_text()
-    assert "pip install --quiet -e . --group dev" in script and "python -m pytest" in script
+    assert "pip install --quiet -e . --group dev" in script and "python -m pytest -n auto" in script
 
 
 @pytest.mark.model

@@ -507,10 +507,14 @@ def test_a_document_that_was_read_is_there_when_it_is_asked(server, place, tmp_p
     assert done.stdout.decode().strip() == Shelf(memories_folder(tmp_path)).entries()[0].key
     told = json.loads(server.run(ask(place, "What?", "--json", cache=tmp_path)).stdout)
     assert told["read"]["tokens"] == 0
+    # What the first question has found out about the memory stays beside it.
+    found = list(tmp_path.rglob("neutral-*.npz"))
+    assert len(found) == 1
     again = server.run(["read", place / "book.txt", *common, "--json", "-q"])
     assert json.loads(again.stdout)["read"]["reused_tokens"] > 0 and again.stderr == b""
     refused = server.run(["read", place / "book.txt", *common, "--chunk", 32, "--memory-budget", 9])
     assert refused.returncode == 5 and b"not saved" in refused.stderr
+    assert list(tmp_path.rglob("neutral-*.npz")) == found
 
 
 def test_memories_are_listed_shown_and_removed(server, place, tmp_path):
