@@ -512,9 +512,9 @@ def test_a_document_that_was_read_is_there_when_it_is_asked(server, place, tmp_p
     assert len(found) == 1
     again = server.run(["read", place / "book.txt", *common, "--json", "-q"])
     assert json.loads(again.stdout)["read"]["reused_tokens"] > 0 and again.stderr == b""
+    assert list(tmp_path.rglob("neutral-*.npz")) == found
     refused = server.run(["read", place / "book.txt", *common, "--chunk", 32, "--memory-budget", 9])
     assert refused.returncode == 5 and b"not saved" in refused.stderr
-    assert list(tmp_path.rglob("neutral-*.npz")) == found
 
 
 def test_memories_are_listed_shown_and_removed(server, place, tmp_path):
