@@ -20,6 +20,9 @@ from infllm_cli.models import catalog
 # The user's own settings are none of the tests' business.
 for _name in [name for name in os.environ if name.startswith("INFLLM_")]:
     del os.environ[_name]
+# Nor is the size of a terminal that is not there; workers of xdist bring one.
+for _name in ("COLUMNS", "LINES"):
+    os.environ.pop(_name, None)
 os.environ["XDG_CONFIG_HOME"] = os.devnull
 # Most tests are about reading: only those of saved memories (`--save`) find what others have read.
 os.environ["INFLLM_SAVE"] = "false"
