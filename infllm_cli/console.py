@@ -6,6 +6,7 @@ tenth of the reading. `--quiet` shows nothing.
 
 from __future__ import annotations
 
+import abc
 import os
 import sys
 from collections.abc import Callable
@@ -93,7 +94,7 @@ class Console:
         """What it took."""
 
 
-class SpeakingConsole(Console):
+class SpeakingConsole(Console, abc.ABC):
     """What the two that show something have in common: which facts a report is made of."""
 
     def report_summary(self, reader: Reader, memory: Memory, summary: Summary, peak: int) -> None:
@@ -108,9 +109,9 @@ class SpeakingConsole(Console):
 
         self._facts(report_facts(reader, memory, answers, peak))
 
+    @abc.abstractmethod
     def _facts(self, facts: list[tuple[str, str]]) -> None:
         """Show names and values."""
-        raise NotImplementedError
 
 
 class PlainConsole(SpeakingConsole):

@@ -7,6 +7,8 @@ sees does not depend on the chunk that it comes in.
 
 from __future__ import annotations
 
+import abc
+
 import torch
 from torch import Tensor
 
@@ -19,7 +21,7 @@ from infllm_cli.memory.window import Window
 from infllm_cli.policies.positions import capped_scale, capped_table, token_range
 
 
-class SinkWindowLayer(OnDeviceOnly):
+class SinkWindowLayer(OnDeviceOnly, abc.ABC):
     """What both keep: S sinks, un-rotated, and a window of W tokens, rotated where they stand.
 
     W is the window and, since all policies attend the same number of tokens, what others load as
@@ -69,11 +71,11 @@ class SinkWindowLayer(OnDeviceOnly):
         window.drop(max(0, len(window) - (self.reach - 1)))
         return out
 
+    @abc.abstractmethod
     def _attend(
         self, q: Tensor, near_q: Tensor, step: Step
     ) -> tuple[Tensor, Tensor | None, Tensor]:
         """out [H, L, d], weights [H_kv, G * L, T] if wanted, and the keys' positions [T]."""
-        raise NotImplementedError
 
     def _in_window(self) -> Keys:
         held = slice(self.window.first, self.window.last)
