@@ -16,8 +16,14 @@ class Phase(enum.Enum):
     """Why tokens pass through the model."""
 
     READ = "read"  # the document, a chunk at a time
+    SKIM = "skim"  # what is said before every question: read like a document, but watched
     ASK = "ask"  # the question
     ANSWER = "answer"  # generated tokens, one at a time
+
+    @property
+    def reads(self) -> bool:
+        """Whether blocks are looked up as while reading."""
+        return self in (Phase.READ, Phase.SKIM)
 
 
 @dataclass(slots=True)
