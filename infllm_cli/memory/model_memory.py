@@ -13,10 +13,10 @@ from infllm_cli.memory.device_layer import DeviceLayer
 from infllm_cli.memory.device_path import DeviceOptions, DevicePath
 from infllm_cli.memory.layer import Layer, LayerGeometry
 from infllm_cli.memory.layer_memory import LayerMemory
-from infllm_cli.memory.sliding import SlidingLayer, windows_only
 from infllm_cli.memory.native_layer import NativeLayer
 from infllm_cli.memory.native_layer import suits as suits_native
 from infllm_cli.memory.rotary import Table
+from infllm_cli.memory.sliding import SlidingLayer, windows_only
 from infllm_cli.memory.step import Phase, Step
 from infllm_cli.policies.choose import build_layer
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
-import os
 import platform
 import shutil
 import subprocess
@@ -109,8 +108,8 @@ def _compile(compiler: str, sources: dict[str, bytes], path: Path) -> None:
         digest = hashlib.sha256(built.read_bytes()).hexdigest()
         (work / "digest").write_text(digest)
         # The digest last: a library without the right one is not loaded.
-        os.replace(built, path)
-        os.replace(work / "digest", _digest_of(path))
+        built.replace(path)
+        (work / "digest").replace(_digest_of(path))
 
 
 def _is_whole(path: Path) -> bool:

@@ -2,20 +2,20 @@
 
    Everything is rounded where torch rounds it: `Rotary.rotate`, `store_codec.unpack`. */
 
-/* x [dim] turned by the angles of one position; the product first, as in torch.addcmul. */
+/* x [dim] turned by the angles of one position; torch.addcmul joins its product and sum, too. */
 INLINE void rotate(const layer_t *l, const bf16 *x, const float *cos, const float *sin, bf16 *out) {
     int64_t half = l->half;
     if (l->interleaved) {
         for (int64_t j = 0; j < half; j++) {
             float a = widen(x[2 * j]), b = widen(x[2 * j + 1]);
-            out[2 * j] = narrow(a * cos[j] - b * sin[j]);
-            out[2 * j + 1] = narrow(b * cos[j] + a * sin[j]);
+            out[2 * j] = narrow(madd(-b, sin[j], a * cos[j]));
+            out[2 * j + 1] = narrow(madd(a, sin[j], b * cos[j]));
         }
     } else {
         for (int64_t j = 0; j < half; j++) {
             float a = widen(x[j]), b = widen(x[half + j]);
-            out[j] = narrow(a * cos[j] - b * sin[j]);
-            out[half + j] = narrow(b * cos[j] + a * sin[j]);
+            out[j] = narrow(madd(-b, sin[j], a * cos[j]));
+            out[half + j] = narrow(madd(a, sin[j], b * cos[j]));
         }
     }
     for (int64_t j = 2 * half; j < l->dim; j++) out[j] = x[j];

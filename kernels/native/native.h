@@ -1,7 +1,7 @@
 /* What the files of this folder share: numbers, layouts, and how work is divided over threads.
 
-   Compiled as one file (native.c). Products and sums stay apart unless `madd` joins them
-   (-ffp-contract=off), so that what torch computes in separate operations comes out bit for bit. */
+   Compiled as one file (native.c). Products and sums are joined where `madd` says so and nowhere
+   else (-ffp-contract=off), so that what torch rounds comes out as torch has it. */
 
 #include <math.h>
 #include <stddef.h>
