@@ -21,7 +21,7 @@ from infllm_cli.events import Answer, Looked, Quoted, TokenOut
 from infllm_cli.evidence import AttentionRecord, Passage, mass_on_document
 from infllm_cli.likelihood import can_judge, question_likelihood
 from infllm_cli.memory.step import Step
-from infllm_cli.quotable import widen
+from infllm_cli.quotable import is_prose, widen
 from infllm_cli.recall import Impression
 from infllm_cli.sampling import Answering, AnswerOptions, Quoting, Sampler, is_looping
 from infllm_cli.voices import Voice, follow, fresh_state, mixture, weigh
@@ -45,6 +45,7 @@ class Asking:
         self.options = options
         self.prompt = reader.prompt
         self.alone = options.answering is Answering.PASSAGES
+        self._quoted_after: float | None = None  # seconds
 
     def steps(self) -> Iterator[Looked | Quoted | TokenOut | Answer]:
         """Ask; the memory is as before when the iterator ends or is closed."""
@@ -53,21 +54,18 @@ class Asking:
         fused = np.zeros(len(memory.passages))
         if self.options.answering is not Answering.MEMORY and not (memory.whole and not self.alone):
             fused = self._fused()
-        neutral = None if self.alone else self._neutral()
-        record = AttentionRecord(
-            memory.document,
-            memory.tokens,
-            memory.passages,
-            None if self.alone else memory.first_position,
-            neutral_ask=neutral and neutral.asked,
-            neutral_answer=neutral and neutral.closed,
-        )
+        first = None if self.alone else memory.first_position
+        record = AttentionRecord(memory.document, memory.tokens, memory.passages, first)
         quote = None
         if self._quotes() and (sentence := self._sentence(fused)) is not None:
             quote = self._quote(sentence, record)
+            self._quoted_after = time.perf_counter() - began
             yield Quoted(quote)
             if fused.any():  # what is quoted is re-read, too
                 fused[sentence.passage] = fused.max() + 1
+        if not self.alone:  # behind the quotation, which need not wait for it
+            neutral = self._neutral()
+            record.expect(neutral.asked, neutral.closed)
         sizes = np.diff(memory.passages.borders)
         passages = recall.choose(fused, sizes, self.options.reread_tokens)
         with ExitStack() as stack:
@@ -116,7 +114,7 @@ class Asking:
         memory, most = self.memory, self.options.candidates
         words = memory.words.scores(self.question)
         rankings, weights = [words], [1.0]
-        if self.alone or most == 0:
+        if self.alone or most == 0 or self._sure(words):
             pass
         elif can_judge(memory.state):
             # Of a long document words choose alone: there the likelihood costs passages and time.
@@ -130,6 +128,11 @@ class Asking:
                 rankings.append(memory.to_passages(per_block))
                 weights.append(recall.ATTENTION_WEIGHT)
         return recall.fuse(rankings, weights)
+
+    def _sure(self, words: np.ndarray) -> bool:
+        """Whether the best passage by words [P] leaves little to ask others for."""
+        best = int(words.argmax())
+        return words[best] > 0 and self.memory.words.coverage(self.question, best) >= recall.SURE
 
     def _likelihood(self) -> np.ndarray:
         """Of the question behind each passage [P]."""
@@ -158,14 +161,18 @@ class Asking:
         )
 
     def _quote(self, sentence: quoting.Sentence, record: AttentionRecord) -> Passage:
-        """What is shown of a sentence: itself, or of code the lines around it, too."""
-        document = self.memory.document
-        text = document.text
-        _, start, end = document.own(*widen(text, *sentence.chars))
+        """What is shown of a sentence: itself and what stands around it."""
+        memory, document = self.memory, self.memory.document
+        text, chars = document.text, sentence.chars
+        if is_prose(text[slice(*chars)]):
+            near = range(max(0, sentence.passage - 1), sentence.passage + 2)
+            near = [index for index in near if index < len(memory.passages)]
+            around = quoting.sentences_of(text, memory.tokens, memory.passages, near)
+            shown = quoting.surround(self.question, text, memory.words, around, chars)
+            return record.span(*shown)
+        _, start, end = document.own(*widen(text, *chars))
         passage = record.span(start, end)
-        if (start, end) != sentence.chars:
-            passage = replace(passage, text=textwrap.dedent(text[start:end]))
-        return passage
+        return replace(passage, text=textwrap.dedent(text[start:end]))
 
     # -- contexts -----------------------------------------------------------------------------
 
@@ -281,6 +288,7 @@ class Asking:
             seconds=time.perf_counter() - began,
             first_token_seconds=first_token_seconds,
             quote=quote,
+            quote_seconds=self._quoted_after,
             evidence=record.passages(),
             reread=[record.passage(index) for index in passages],
         )
