@@ -10,7 +10,7 @@ from infllm_cli.kernels.dispatch import kernels_for
 from infllm_cli.kernels.native import choice, compiling
 from infllm_cli.kernels.native.choice import NAME, NativeKernels
 from layer_streams import make_geometry, make_stream
-from native_library import HAS_COMPILER, kernels
+from native_library import kernels
 from tiny_readers import make_reader, memory_contents, read_text, same_contents
 
 from infllm_cli.memory.codecs import Codec
@@ -22,8 +22,6 @@ from infllm_cli.memory.model_memory import ModelMemory
 from infllm_cli.memory.native_layer import NativeLayer
 from infllm_cli.memory.step import Phase
 from infllm_cli.sampling import AnswerOptions
-
-pytestmark = pytest.mark.skipif(not HAS_COMPILER, reason="no C compiler")
 
 BF16 = torch.bfloat16
 CONFIG = MemoryConfig(
