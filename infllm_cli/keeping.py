@@ -340,13 +340,9 @@ class Keeper:
 def needed(reader: Reader, memory: Memory) -> budget.Need:
     """What the memory of a document takes once it has been read."""
     loaded = reader.loaded
-    layers = [
-        budget.LayerShape(g.kv_heads, g.head_dim, g.value_dim, g.sliding_window)
-        for g in loaded.layers
-    ]
     context = memory.prefix_tokens + len(memory.tokens)
     return budget.of_policy(
-        layers,
+        loaded.shapes,
         loaded.dtype.itemsize,
         memory.state.config,
         context,

@@ -157,9 +157,10 @@ class Reader:
         memo = cache_dir / "selftest.json"
         loaded = load_model(folder.path, folder.name, device=device, dtype=dtype, memo=memo)
         loaded.cache_dir = cache_dir
-        loaded.device_options = DeviceOptions(
-            limit_bytes=device_limit_bytes, native=NativeKernels(cache_dir / NATIVE_FOLDER)
-        )
+        native = NativeKernels(cache_dir / NATIVE_FOLDER)
+        if loaded.device.type == "cpu":
+            native.prepare()
+        loaded.device_options = DeviceOptions(limit_bytes=device_limit_bytes, native=native)
         return cls(loaded, MemoryConfig.for_model(loaded.trained_length, **sizes))
 
     def reserve_for(self, questions: list[str], options: AnswerOptions) -> int:
@@ -262,12 +263,9 @@ class Reader:
         )
 
     def _capacity(self, room: Room) -> Capacity:
-        layers = [
-            budget.LayerShape(g.kv_heads, g.head_dim, g.value_dim, g.sliding_window)
-            for g in self.loaded.layers
-        ]
-        on_host = self.loaded.device.type == "cpu"
-        return Capacity(layers, self.loaded.dtype.itemsize, room, on_host)
+        loaded = self.loaded
+        on_host = loaded.device.type == "cpu"
+        return Capacity(loaded.shapes, loaded.dtype.itemsize, room, on_host)
 
     def read_steps(self, memory: Memory) -> Iterator[ChunkRead]:
         """Read what of the document has not been read yet, a chunk at a time."""

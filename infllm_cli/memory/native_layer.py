@@ -26,7 +26,7 @@ from infllm_cli.memory.knobs import Lookup, Positions, Relevance, Sharing
 from infllm_cli.memory.layer import HOST, LayerGeometry
 from infllm_cli.memory.layer_memory import LayerMemory
 from infllm_cli.memory.native_parts import NativeParts
-from infllm_cli.memory.step import Phase, Step
+from infllm_cli.memory.step import Step
 
 
 def suits(geometry: LayerGeometry, config: MemoryConfig) -> bool:
@@ -95,7 +95,7 @@ class NativeLayer(LayerMemory):
 
     def _serves(self, step: Step) -> bool:
         """Whether this step is for the functions, and they are there."""
-        if step.length != 1 or step.phase is Phase.READ or self.window.mass is not None:
+        if step.length != 1 or step.phase.reads or self.window.mass is not None:
             return False
         if self._native is None:
             self._native = self._kernels.get()

@@ -73,6 +73,13 @@ class LoadedModel:
         """Where token ids go in."""
         return self.model.get_input_embeddings().weight.device
 
+    @property
+    def shapes(self) -> list[LayerShape]:
+        """What each layer keeps of a token."""
+        return [
+            LayerShape(g.kv_heads, g.head_dim, g.value_dim, g.sliding_window) for g in self.layers
+        ]
+
     def layers_for(self, context_length: int) -> list[LayerGeometry]:
         """Geometry for contexts of up to `context_length` tokens (LongRoPE changes with it)."""
         if not depends_on_length(self.model.config.get_text_config()):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,7 +18,7 @@ NAME = "native"  # among the kernels that have given way to their twins
 
 @dataclass(frozen=True, slots=True)
 class NativeKernels:
-    """The functions of a folder; nothing happens before they are wanted.
+    """The functions of a folder; nothing is loaded before they are wanted.
 
     Attributes:
         folder: where the library is kept.
@@ -27,6 +29,14 @@ class NativeKernels:
     def get(self) -> Native | None:
         """The functions; None: torch does their work, `kernels_for("cpu").failed` tells why."""
         return _in_folder(self.folder)
+
+    def prepare(self) -> None:
+        """Compile them beside whatever else is done, if that has not been done on this machine."""
+        threading.Thread(target=self._compile, name="infllm-compiling").start()
+
+    def _compile(self) -> None:
+        with contextlib.suppress(NativeError):  # told when they are wanted
+            library_in(self.folder)
 
 
 @functools.cache
