@@ -29,17 +29,22 @@ ANY = 2**62  # bytes of disk, where what they do not hold may be dropped
 
 @dataclass(frozen=True)
 class Source:
-    """A document, and how it is to be read."""
+    """A document, and how it is to be read.
+
+    Attributes:
+        kept: whether its memory will be asked or written; only its text otherwise.
+    """
 
     document: Document
     model: ModelFlags
     limits: LimitFlags
     sizes: SizeFlags
+    kept: bool = True
 
     @cached_property
     def early(self) -> EarlyCheck | None:
         """Begins to look after a saved memory when it is first named, which is before loading."""
-        if not self.limits.save:
+        if not (self.kept and self.limits.save):
             return None
         return EarlyCheck(Shelf(memories_folder(self.model.cache)), self.document.sha256)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
 
@@ -9,8 +10,11 @@ import pytest
 
 from infllm_cli import early_check, saved
 from infllm_cli.checksums import BrokenFile, FileRecord
+from infllm_cli.commands.groups import LimitFlags, ModelFlags, SizeFlags
+from infllm_cli.document import load_document
 from infllm_cli.early_check import EarlyCheck
-from infllm_cli.shelf import Record, Shelf, save_record
+from infllm_cli.reading import Source
+from infllm_cli.shelf import MANIFEST, Record, Shelf, load_record, save_record
 from infllm_cli.tensor_files import write_tensors
 
 DIGEST = "d" * 64
@@ -136,3 +140,25 @@ def test_loading_compares_only_what_nobody_vouches_for(tmp_path, monkeypatch):
     with pytest.raises(BrokenFile, match="enough"):
         saved.load(place, record, None, release=False, early=Early())
     assert checked == [files[1].name]
+
+
+def test_a_record_tells_the_document_where_older_versions_do_not_look(tmp_path):
+    make(tmp_path / "key")
+    told = json.loads((tmp_path / "key" / MANIFEST).read_text())
+    assert "document_sha256" not in told["memory"]
+    assert load_record(tmp_path / "key").document_sha256 == DIGEST
+    del told["document_sha256"]
+    (tmp_path / "key" / MANIFEST).write_text(json.dumps(told))
+    assert load_record(tmp_path / "key").document_sha256 == ""
+
+
+@pytest.mark.parametrize("kept, save", [(True, True), (True, False), (False, True)])
+def test_nothing_is_compared_where_no_memory_will_be_asked(tmp_path, kept, save):
+    (tmp_path / "a.txt").write_text("A document.")
+    document = load_document(str(tmp_path / "a.txt"))
+    files = make(tmp_path / "memories" / "key", digest=document.sha256)
+    flags = ModelFlags(cache_dir=tmp_path), LimitFlags(save=save), SizeFlags()
+    early = Source(document, *flags, kept).early
+    assert (early is not None) == (kept and save)
+    if early is not None:
+        assert done(early).vouches(tmp_path / "memories" / "key", files[0])
