@@ -45,6 +45,7 @@ class Asking:
         self.options = options
         self.prompt = reader.prompt
         self.alone = options.answering is Answering.PASSAGES
+        self._quoted_after: float | None = None  # seconds
 
     def steps(self) -> Iterator[Looked | Quoted | TokenOut | Answer]:
         """Ask; the memory is as before when the iterator ends or is closed."""
@@ -53,21 +54,18 @@ class Asking:
         fused = np.zeros(len(memory.passages))
         if self.options.answering is not Answering.MEMORY and not (memory.whole and not self.alone):
             fused = self._fused()
-        neutral = None if self.alone else self._neutral()
-        record = AttentionRecord(
-            memory.document,
-            memory.tokens,
-            memory.passages,
-            None if self.alone else memory.first_position,
-            neutral_ask=neutral and neutral.asked,
-            neutral_answer=neutral and neutral.closed,
-        )
+        first = None if self.alone else memory.first_position
+        record = AttentionRecord(memory.document, memory.tokens, memory.passages, first)
         quote = None
         if self._quotes() and (sentence := self._sentence(fused)) is not None:
             quote = self._quote(sentence, record)
+            self._quoted_after = time.perf_counter() - began
             yield Quoted(quote)
             if fused.any():  # what is quoted is re-read, too
                 fused[sentence.passage] = fused.max() + 1
+        if not self.alone:  # behind the quotation, which need not wait for it
+            neutral = self._neutral()
+            record.expect(neutral.asked, neutral.closed)
         sizes = np.diff(memory.passages.borders)
         passages = recall.choose(fused, sizes, self.options.reread_tokens)
         with ExitStack() as stack:
@@ -116,7 +114,7 @@ class Asking:
         memory, most = self.memory, self.options.candidates
         words = memory.words.scores(self.question)
         rankings, weights = [words], [1.0]
-        if self.alone or most == 0:
+        if self.alone or most == 0 or self._sure(words):
             pass
         elif can_judge(memory.state):
             # Of a long document words choose alone: there the likelihood costs passages and time.
@@ -130,6 +128,11 @@ class Asking:
                 rankings.append(memory.to_passages(per_block))
                 weights.append(recall.ATTENTION_WEIGHT)
         return recall.fuse(rankings, weights)
+
+    def _sure(self, words: np.ndarray) -> bool:
+        """Whether the best passage by words [P] leaves little to ask others for."""
+        best = int(words.argmax())
+        return words[best] > 0 and self.memory.words.coverage(self.question, best) >= recall.SURE
 
     def _likelihood(self) -> np.ndarray:
         """Of the question behind each passage [P]."""
@@ -281,6 +284,7 @@ class Asking:
             seconds=time.perf_counter() - began,
             first_token_seconds=first_token_seconds,
             quote=quote,
+            quote_seconds=self._quoted_after,
             evidence=record.passages(),
             reread=[record.passage(index) for index in passages],
         )

@@ -48,7 +48,7 @@ SETTINGS: dict[str, str | tuple[str, ...]] = {
     "disk-limit": TEXT,
     "device-limit": TEXT,
     "save": SWITCH,
-    "store": ("full", "int8", "fp8", "int4"),
+    "store": ("auto", "full", "int8", "fp8", "int4"),
     "memory-budget": TEXT,
     "window": WHOLE,
     "sinks": WHOLE,

@@ -73,6 +73,7 @@ class Answer:
         evidence: passages attended most, best first.
         reread: passages that stood as text beside the question, in document order.
         quote: the sentence of the document that fits the question best, if one was asked for.
+        quote_seconds: from the question to the quotation, which comes before the first token.
     """
 
     question: str
@@ -84,3 +85,4 @@ class Answer:
     evidence: list[Passage] = field(default_factory=list)
     reread: list[Passage] = field(default_factory=list)
     quote: Passage | None = None
+    quote_seconds: float | None = None

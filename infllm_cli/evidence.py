@@ -46,9 +46,6 @@ class AttentionRecord:
     Args:
         first_position: absolute position of the document's first token in the memory, or None where
             the model sees no memory but only re-read passages.
-        neutral_ask, neutral_answer: [n] mass per token that a neutral question and the beginning of
-            its answer draw: sinks, the document's end and tokens that every question looks at are
-            no evidence.
 
     Attributes:
         layers: of the last step, where it tells them apart: share [P] of each layer's mass.
@@ -60,9 +57,6 @@ class AttentionRecord:
         tokens: Tokens,
         passages: Passages,
         first_position: int | None,
-        *,
-        neutral_ask: np.ndarray | None = None,
-        neutral_answer: np.ndarray | None = None,
     ) -> None:
         self.document = document
         self.tokens = tokens
@@ -71,14 +65,18 @@ class AttentionRecord:
         self._excess = np.zeros(len(tokens))
         self._mass = np.zeros(len(tokens))
         nothing = np.zeros(len(tokens))
-        self._neutral = {
-            Phase.ASK: nothing if neutral_ask is None else neutral_ask,
-            Phase.ANSWER: nothing if neutral_answer is None else neutral_answer,
-        }
+        self._neutral = {Phase.ASK: nothing, Phase.ANSWER: nothing}
         self._steps = 0
         self._reread: list[tuple[int, int, int]] = []
         self.layers: dict[int, np.ndarray] = {}
         self._reread_neutral = nothing
+
+    def expect(self, asked: np.ndarray, answer: np.ndarray) -> None:
+        """Mass [n] per token that a neutral question and the beginning of its answer draw.
+
+        Sinks, the document's end and tokens that every question looks at are no evidence.
+        """
+        self._neutral = {Phase.ASK: asked, Phase.ANSWER: answer}
 
     def reread(self, position: int, token: int, count: int) -> None:
         """Tokens [token, token + count) of the document stand again at `position`."""

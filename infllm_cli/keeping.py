@@ -353,7 +353,7 @@ def needed(reader: Reader, memory: Memory) -> budget.Need:
     return budget.of_policy(
         layers,
         loaded.dtype.itemsize,
-        reader.config,
+        memory.state.config,
         context,
         whole_tokens=context if memory.whole else 0,
     )

@@ -26,6 +26,7 @@ class Dtype(str, enum.Enum):
 class StoreChoice(str, enum.Enum):
     """Choices of --store."""
 
+    AUTO = "auto"
     FULL = "full"
     INT8 = "int8"
     FP8 = "fp8"
@@ -245,7 +246,7 @@ Store = Annotated[
         "--store",
         envvar="INFLLM_STORE",
         help="How keys and values are kept. full: as the model makes them; int8, fp8: about half "
-        "of 16 bits; int4: about a quarter.",
+        "of 16 bits; int4: about a quarter. auto: int8, or int4 where only that fits the limits.",
         rich_help_panel=LIMITS,
     ),
 ]

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from infllm_cli import budget, machine, scan_plan, wording
 from infllm_cli.budget import LayerShape, Need
+from infllm_cli.capacity import Capacity, Room
 from infllm_cli.errors import UsageError
 from infllm_cli.limits import Limits, disk_room, memories_folder
 from infllm_cli.memory.config import MemoryConfig
@@ -46,6 +47,7 @@ class Plan:
         seconds: for reading, at the speed last measured here; None: not measured yet.
         scan: of stored keys, for a token of an answer; None: nothing is scanned, or nobody knows
             by what.
+        denser: stored in fewer bits than usual, for want of room.
     """
 
     document: str | None
@@ -63,6 +65,7 @@ class Plan:
     host_limit_bytes: int | None = None
     tokens_per_second: float | None = None
     scan: Scan | None = None
+    denser: bool = False
 
     @property
     def need(self) -> Need:
@@ -100,9 +103,13 @@ def plan_document(
     dtype: str = "auto",
     sizes: dict[str, Any] | None = None,
     limits: Limits | None = None,
+    denser: bool = False,
     progress: Callable[[str, int, int], None] | None = None,
 ) -> Plan:
     """Plan the reading of a document by a model, which is fetched if it is the catalog's.
+
+    Args:
+        denser: as of `capacity.Room`.
 
     Raises:
         InfllmError: as `catalog.resolve`, `load_outline`, and `MemoryConfig.for_model`.
@@ -129,6 +136,7 @@ def plan_document(
         return replace(found, device_cache_blocks=found.gpu_slots) if on_gpu else found
 
     config = config_of(sizes.get("policy"))
+    usual = config.codec
     prompt = prompts.build_prompt(outline.tokenizer, outline.generation_config)
 
     def count(text: str) -> int:
@@ -143,12 +151,15 @@ def plan_document(
     # How blocks are stored says nothing about whether there are to be any.
     by_hand = any(size is not None for name, size in sizes.items() if name != "codec")
     whole = not by_hand and context + RESERVE_TOKENS <= outline.trained_length
+    limits = limits or Limits.usual()
+    room = disk_room(Shelf(memories_folder(cache_dir)), limits.disk)
+    capacity = Capacity(outline.layers, value_bytes, Room(limits.host, room, denser=denser))
+    if not whole:
+        config = capacity.choose(config, context)
+        sizes = {**sizes, "codec": config.codec}
     needs = _needs(
         outline.layers, value_bytes, held_by, context, context + RESERVE_TOKENS if whole else 0
     )
-    limits = limits or Limits.usual()
-    shelf = Shelf(memories_folder(cache_dir))
-    room = disk_room(shelf, limits.disk)
     least = budget.least_host_bytes(outline.layers, value_bytes, config)
     chosen_need = list(budget.NAMES).index(config.policy)
     saved = 0
@@ -161,6 +172,7 @@ def plan_document(
         document=document.name,
         tokens=tokens,
         estimated=estimated,
+        denser=config.codec is not usual,
         blocks=0 if whole or not config.policy.has_blocks else budget.blocks_of(config, context),
         whole=whole,
         needs=needs,
@@ -295,6 +307,7 @@ def to_json(plan: Plan) -> dict[str, Any]:
             for need in plan.needs
         ],
         "saved_bytes": plan.saved_bytes,
+        "stored_denser": plan.denser,
         "machine": {
             "available_bytes": plan.available_bytes,
             "host_limit_bytes": plan.host_limit_bytes,
@@ -343,6 +356,8 @@ def as_lines(plan: Plan) -> list[str]:
         + (", kept for the next question" if plan.saved_bytes else "")
         + f"; it may take {wording.size(plan.free_disk_bytes)}",
     ]
+    if plan.denser:
+        lines.append(f"store     as {plan.config.codec.value}, for want of room for the usual bits")
     if plan.scan is not None:
         lines.append(scan_plan.line(plan.scan))
     if plan.document is not None:

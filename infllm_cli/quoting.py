@@ -19,8 +19,6 @@ from infllm_cli.words import WordIndex
 PASSAGES = 12
 # A sentence and its neighbours must hold this part of what the question's words weigh together.
 LEAST_COVERAGE = 0.3
-# Words that weigh less (those of more than a fifth of all passages) say nothing of their own.
-COMMON = 1.6
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +78,7 @@ def best_sentence(
     near = covered.copy()
     near[1:] |= covered[:-1]
     near[:-1] |= covered[1:]
-    weights = words.weights(question)
-    weights = np.where(weights < COMMON, 0.0, weights)
+    weights = words.telling(question)
     coverage = near @ weights / max(weights.sum(), 1e-9)
     # Which words are there counts beside how rare they are: of 60 questions on three novels the
     # sentence with the answer comes first for 48 instead of 44.

@@ -19,8 +19,9 @@ from torch import Tensor
 from infllm_cli import budget, prompts
 from infllm_cli.asking import Asking
 from infllm_cli.attention import MemoriesCall, MemoryCall, forward
+from infllm_cli.capacity import Capacity, Room
 from infllm_cli.document import Document
-from infllm_cli.errors import CapacityError, DocumentError, InfllmError, UsageError
+from infllm_cli.errors import DocumentError, InfllmError, UsageError
 from infllm_cli.events import Answer, ChunkRead, Looked, Quoted, TokenOut
 from infllm_cli.gates import choose_gates
 from infllm_cli.memory.config import MemoryConfig
@@ -34,7 +35,6 @@ from infllm_cli.passages import Passages, cut_passages
 from infllm_cli.recall import Impression
 from infllm_cli.sampling import Answering, AnswerOptions
 from infllm_cli.tokens import Tokens
-from infllm_cli.wording import size
 from infllm_cli.words import WordIndex
 
 if TYPE_CHECKING:
@@ -87,6 +87,10 @@ class Memory:
         held = self.state.device_bytes
         self.device_bytes_peak = max(self.device_bytes_peak, held)
         return held
+
+    def is_denser(self, reader: Reader) -> bool:
+        """Whether room was so scarce that it is stored in fewer bits than the reader's way."""
+        return self.state.config.codec is not reader.config.codec
 
     @property
     def complete(self) -> bool:
@@ -168,8 +172,7 @@ class Reader:
         *,
         reserve_tokens: int = RESERVE_TOKENS,
         allow_whole: bool = True,
-        host_limit_bytes: int | None = None,
-        disk_bytes: int = 0,
+        room: Room | None = None,
     ) -> Memory:
         """Tokenize a document and make an empty memory for it.
 
@@ -178,85 +181,89 @@ class Reader:
             reserve_tokens: what question and answer may take if the document is attended whole.
             allow_whole: False sends even a short document through the tiers; a policy that is not
                 the program's own is never without a say.
-            host_limit_bytes: most host memory that its keys and values may take.
-            disk_bytes: what may lie on disk of those that pass the limit (see `keeping`).
+            room: most RAM and disk that its keys and values may take; what passes the RAM moves to
+                disk while it is read (see `keeping`).
 
         Raises:
             DocumentError: no token comes out of the document.
-            CapacityError: it would pass both; a long one is refused before it is tokenized.
+            CapacityError: it would pass the room; a long one is refused before it is tokenized.
         """
-        if host_limit_bytes is not None and len(document.text) > budget.MOST_COUNTED_CHARS:
+        capacity = None if room is None else self._capacity(room)
+        prefix = len(self.prompt.prefix)
+        if capacity is not None and len(document.text) > budget.MOST_COUNTED_CHARS:
             count = budget.estimate_tokens(
                 lambda text: len(self.prompt.tokenizer.encode(text)), document.text
             )
             # Only what is far above the limit: this is an estimate.
-            self._check_limit(document, count, host_limit_bytes, disk_bytes, times=2)
+            config = capacity.choose(self.config, prefix + count)
+            capacity.check(document.name, config, prefix, count, estimated=True)
         tokens = self.prompt.tokenizer.encode(document.text)
         if len(tokens.ids) == 0:
             raise DocumentError(f"{document.name} holds no text that the model could read.")
-        context = len(self.prompt.prefix) + len(tokens.ids)
+        context = prefix + len(tokens.ids)
         trained = self.loaded.trained_length
         # Whatever the question and its answer take: a saved memory is to serve all of them.
         own = self.config.policy is Policy.INFLLM
         whole = allow_whole and own and context + RESERVE_TOKENS <= trained
-        if host_limit_bytes is not None and not whole:
-            self._check_limit(document, len(tokens.ids), host_limit_bytes, disk_bytes)
-        return self.empty(document, tokens, whole=whole, reserve_tokens=reserve_tokens)
+        config = self.config
+        if capacity is not None and not whole:
+            config = capacity.choose(config, context)
+            capacity.check(document.name, config, prefix, len(tokens.ids))
+        return self.empty(
+            document, tokens, whole=whole, reserve_tokens=reserve_tokens, config=config
+        )
 
     def empty(
-        self, document: Document, tokens: Tokens, *, whole: bool, reserve_tokens: int
+        self,
+        document: Document,
+        tokens: Tokens,
+        *,
+        whole: bool,
+        reserve_tokens: int,
+        config: MemoryConfig | None = None,
     ) -> Memory:
-        """A memory of a document of which nothing has been read."""
+        """A memory of a document of which nothing has been read; `config`: another than ours."""
         context = len(self.prompt.prefix) + len(tokens.ids)
         reserve_tokens = max(reserve_tokens, RESERVE_TOKENS)
         trained = self.loaded.trained_length
         length = self.config.context_tokens
         if whole or self.config.policy is Policy.DENSE:
             length = context + reserve_tokens
-        state = self.empty_state(length, whole_tokens=trained if whole else 0)
+        state = self.empty_state(length, whole_tokens=trained if whole else 0, config=config)
         state.reserve(context + reserve_tokens)
         passages = cut_passages(document.text, tokens, [part.heading for part in document.parts])
         return Memory(document, tokens, len(self.prompt.prefix), state, passages, whole)
 
-    def empty_state(self, length: int | None = None, *, whole_tokens: int = 0) -> ModelMemory:
+    def empty_state(
+        self,
+        length: int | None = None,
+        *,
+        whole_tokens: int = 0,
+        config: MemoryConfig | None = None,
+    ) -> ModelMemory:
         """The memories of all layers, of nothing.
 
         Args:
             length: tokens that a context may hold; default: what the sizes make of it.
             whole_tokens: attend so many tokens whole before tiers begin.
+            config: default: the reader's.
         """
         return ModelMemory(
             self.loaded.layers_for(length or self.config.context_tokens),
-            self.config,
+            config or self.config,
             trained_length=self.loaded.trained_length,
             whole_tokens=whole_tokens,
             device=self.loaded.device_options,
             gates=self.gates.weights,
         )
 
-    def _check_limit(
-        self, document: Document, tokens: int, limit: int, disk: int, *, times: int = 1
-    ) -> None:
+    def _capacity(self, room: Room) -> Capacity:
         layers = [
             budget.LayerShape(g.kv_heads, g.head_dim, g.value_dim, g.sliding_window)
             for g in self.loaded.layers
         ]
-        context = len(self.prompt.prefix) + tokens
-        value_bytes = self.loaded.dtype.itemsize
-        need = budget.of_policy(layers, value_bytes, self.config, context)
-        needed = need.host_peak_bytes
-        if self.config.policy is Policy.DENSE and self.loaded.device.type == "cpu":
-            needed, disk = need.device_bytes, 0  # one and the same memory, and nothing moves away
-        least = budget.least_host_bytes(layers, value_bytes, self.config)
-        if not budget.fits_host_and_disk(needed, least, times * limit, times * disk):
-            about = "about " if times > 1 else ""
-            raise CapacityError(
-                f"{document.name}: the keys and values of its {about}{tokens:,} tokens take "
-                f"{size(needed)}; the limits are {size(limit)} of host memory (--host-limit; at "
-                f"least {size(min(needed, least))}) and {size(disk)} of disk (--disk-limit). "
-                "Ask a part of it, choose a smaller --model, or raise the limits; `infllm plan` "
-                "tells more."
-            )
+        on_host = self.loaded.device.type == "cpu"
+        return Capacity(layers, self.loaded.dtype.itemsize, room, on_host)
 
     def read_steps(self, memory: Memory) -> Iterator[ChunkRead]:
         """Read what of the document has not been read yet, a chunk at a time."""

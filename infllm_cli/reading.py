@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from infllm_cli import collector, speeds
+from infllm_cli.capacity import Room
 from infllm_cli.document import Document
 from infllm_cli.early_check import EarlyCheck
 from infllm_cli.errors import Interrupted
@@ -22,9 +23,6 @@ from infllm_cli.shelf import Shelf
 if TYPE_CHECKING:
     from infllm_cli.commands.groups import LimitFlags, ModelFlags, SizeFlags
     from infllm_cli.console import Console
-
-
-ANY = 2**62  # bytes of disk, where what they do not hold may be dropped
 
 
 @dataclass(frozen=True)
@@ -95,14 +93,25 @@ def open_memory(source: Source, reader: Reader, console: Console, reserve_tokens
     console.stage("tokenizing")
     limits = source.limits.parsed()
     shelf = Shelf(memories_folder(source.model.cache))
-    return reader.open(
+    memory = reader.open(
         source.document,
         reserve_tokens=reserve_tokens,
         # Sizes given by hand are meant for the tiers.
         allow_whole=not source.sizes.given,
-        host_limit_bytes=limits.host,
-        disk_bytes=ANY if limits.allow_drop else disk_room(shelf, limits.disk),
+        room=Room(
+            limits.host,
+            disk_room(shelf, limits.disk),
+            denser=source.sizes.may_be_denser,
+            may_drop=limits.allow_drop,
+        ),
     )
+    if memory.is_denser(reader):
+        console.note(
+            f"RAM and disk do not hold this document as {reader.config.codec.value}: it is stored "
+            f"as {memory.state.config.codec.value}, which finds a little less (--store "
+            f"{reader.config.codec.value} refuses it instead)."
+        )
+    return memory
 
 
 @contextlib.contextmanager

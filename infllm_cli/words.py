@@ -12,6 +12,7 @@ from collections import Counter
 import numpy as np
 
 from infllm_cli.passages import Passages
+from infllm_cli.quotable import cut_quotable
 from infllm_cli.tokens import Tokens
 
 K1 = 1.2
@@ -20,6 +21,9 @@ B = 0.75
 # behind the words that it shares with the text. Of 60 questions on three novels, passages among
 # the first four: 57 instead of 54; of 16 on a repository dump 13 instead of 12.
 NEIGHBOUR = 0.2
+FEW = 20  # passages
+# Words that weigh less (those of more than a fifth of all passages) say nothing of their own.
+COMMON = 1.6
 _WORD = re.compile(r"\w+")
 _INNER = re.compile(r"_+|(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 _ENDINGS = (
@@ -78,12 +82,41 @@ class WordIndex:
                 postings.setdefault(word, []).append((index, count))
         self._postings = postings
         self._damping = K1 * (1 - B + B * lengths / max(lengths.mean(), 1e-9))
+        self._units, self._held_by = len(passages), None
+        if len(passages) < FEW:
+            texts = [text[a:b] for a, b in cut_quotable(text, 0, len(text))]
+            self._units = len(texts)
+            self._held_by = Counter(word for unit in texts for word in set(words_of(unit)))
 
     def weights(self, question: str) -> np.ndarray:
-        """How much each word [W] of a question tells: its inverse document frequency."""
-        total = len(self._damping)
-        found = [len(self._postings.get(word, ())) for word in sorted(set(words_of(question)))]
-        return np.log(1 + (total - np.asarray(found) + 0.5) / (np.asarray(found) + 0.5))
+        """How much each word [W] of a question tells: its inverse document frequency.
+
+        Documents are the passages, or where there are `FEW` the sentences: in one passage "the" is
+        as rare as a name.
+        """
+        found = np.array([self._count(word) for word in sorted(set(words_of(question)))])
+        return np.log(1 + (self._units - found + 0.5) / (found + 0.5))
+
+    def _count(self, word: str) -> int:
+        return len(self._postings.get(word, ())) if self._held_by is None else self._held_by[word]
+
+    def telling(self, question: str) -> np.ndarray:
+        """The same [W], 0 for words that most questions share."""
+        weights = self.weights(question)
+        return np.where(weights < COMMON, 0.0, weights)
+
+    def coverage(self, question: str, passage: int) -> float:
+        """What part of the weight of a question's words a passage and its neighbours hold."""
+        near = range(passage - 1, passage + 2)
+        held = np.array(
+            [
+                any(index in near for index, _ in self._postings.get(word, ()))
+                for word in sorted(set(words_of(question)))
+            ],
+            dtype=bool,
+        )
+        weights = self.telling(question)
+        return float(weights[held].sum() / max(weights.sum(), 1e-9))
 
     def judge(self, question: str, texts: list[str]) -> tuple[np.ndarray, np.ndarray]:
         """BM25 scores [n] of texts among each other, and whether they hold each word [n, W].

@@ -13,6 +13,7 @@ from tiny_readers import make_reader, memory_contents, same_contents
 from tiny_tokenizers import prose
 
 from infllm_cli import memory_file, saved
+from infllm_cli.capacity import Room
 from infllm_cli.errors import CapacityError
 from infllm_cli.limits import disk_room, memories_folder
 from infllm_cli.memory import lookup
@@ -85,8 +86,7 @@ def test_the_limit_holds_and_a_question_leaves_no_trace(cache, codec, host, room
         reader.open(
             document,
             allow_whole=False,
-            host_limit_bytes=limits.host,
-            disk_bytes=disk_room(Shelf(memories_folder(cache)), limits.disk),
+            room=Room(limits.host, disk_room(Shelf(memories_folder(cache)), limits.disk)),
         )
     found = begin(reader, cache / "2", TEXT, replace(limits, allow_drop=True))
     for event in reader.read_steps(found.memory):

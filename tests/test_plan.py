@@ -18,6 +18,7 @@ from tiny_tokenizers import prose
 
 from infllm_cli import budget, machine, plan, speeds
 from infllm_cli.budget import LayerShape
+from infllm_cli.capacity import Room
 from infllm_cli.document import decode_document
 from infllm_cli.errors import CapacityError, ModelError, UsageError
 from infllm_cli.limits import Limits
@@ -154,8 +155,8 @@ def test_dense_attention_that_the_memory_does_not_hold_is_refused_before_it_is_r
     )
     assert need.device_bytes > 500_000
     with pytest.raises(CapacityError, match="--host-limit"):
-        reader.open(document, host_limit_bytes=need.device_bytes - 1, disk_bytes=2**40)
-    reader.open(document, host_limit_bytes=need.device_bytes)
+        reader.open(document, room=Room(need.device_bytes - 1, disk=2**40))
+    reader.open(document, room=Room(need.device_bytes))
 
 
 @pytest.mark.parametrize("kind", [*ARCHITECTURES, *VARIANTS])
@@ -325,9 +326,9 @@ def test_a_document_above_the_limit_is_refused_before_it_is_read():
     for _ in reader.read_steps(needed):
         pass
     host = needed.state.host_bytes
-    assert reader.open(document, host_limit_bytes=host, **open_)
+    assert reader.open(document, room=Room(host), **open_)
     with pytest.raises(CapacityError, match=r"log: .* tokens take .*--host-limit"):
-        reader.open(document, host_limit_bytes=host - 1, **open_)
+        reader.open(document, room=Room(host - 1), **open_)
 
 
 def test_a_document_far_above_the_limit_is_refused_before_it_is_tokenized(monkeypatch):
@@ -341,7 +342,7 @@ def test_a_document_far_above_the_limit_is_refused_before_it_is_tokenized(monkey
         reader.prompt.tokenizer, "encode", lambda text: longest.append(len(text)) or encode(text)
     )
     with pytest.raises(CapacityError):
-        reader.open(document, host_limit_bytes=1_000_000)
+        reader.open(document, room=Room(1_000_000))
     assert max(longest) <= 100
 
 

@@ -252,6 +252,21 @@ def test_of_a_long_document_words_choose_alone(
         reader.ask(memory, question, replace(SHORT, candidates=len(memory.passages)))
 
 
+def test_judged_is_only_where_words_leave_something_open(
+    reader: Reader, memory: Memory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def judged(*_: object) -> None:
+        raise InterruptedError
+
+    monkeypatch.setattr("infllm_cli.asking.question_likelihood", judged)
+    words = memory.document.text.split()
+    stretch = " ".join(words[200:206])
+    assert reader.ask(memory, stretch, SHORT).reread
+    for question in (f"{stretch} unheard unseen unsaid unknown unwanted unbound", "Unheard?"):
+        with pytest.raises(InterruptedError):
+            reader.ask(memory, question, SHORT)
+
+
 # --- a document that fits ------------------------------------------------------------------------
 
 

@@ -121,13 +121,18 @@ FIVE = [
 ]
 
 
-def test_scores_are_those_of_the_formula() -> None:
-    text = " ".join(FIVE)
+def index_of(sentences: list[str]) -> WordIndex:
+    """With a passage for each of the sentences, which must have different beginnings."""
+    text = " ".join(sentences)
     tokens = tokens_of(text)
-    at = np.cumsum([0, *(len(passage) + 1 for passage in FIVE)])
+    at = np.cumsum([0, *(len(sentence) + 1 for sentence in sentences)])
     borders = np.searchsorted(tokens.spans[:, 0], at[:-1] - 1)
     borders[0] = 0
-    index = WordIndex(text, tokens, Passages(np.array([*borders, len(tokens)])))
+    return WordIndex(text, tokens, Passages(np.array([*borders, len(tokens)])))
+
+
+def test_scores_are_those_of_the_formula() -> None:
+    index = index_of(FIVE)
     question = "Which whales does the captain see from the ship? And unicorns?"
 
     counts = [Counter(words_of(passage)) for passage in FIVE]
@@ -152,6 +157,33 @@ def test_scores_are_those_of_the_formula() -> None:
     assert index.scores("unicorns!").tolist() == [0.0] * 5
     assert index.scores("???").tolist() == [0.0] * 5
     assert int(index.scores("white").argmax()) == 0
+
+
+@pytest.mark.parametrize("passages", [12, 30])
+def test_coverage_is_the_part_of_the_words_weight_that_stands_near(passages: int) -> None:
+    numbers = [f"{chr(97 + i // 26)}{chr(97 + i % 26)}" for i in range(passages)]
+    index = index_of([f"The {n}xa stands alone in the harbour at night." for n in numbers])
+    # Words that are everywhere say nothing; all others weigh the same.
+    assert index.telling("The harbour, alone?").tolist() == [0.0] * 3
+    question = "aaxa, abxa, acxa, adxa alone at night?"
+    found = [index.coverage(question, i) for i in range(5)]
+    np.testing.assert_allclose(found, [0.5, 0.75, 0.75, 0.5, 0.25])
+    # A word that is nowhere weighs as well, and more.
+    assert 0.3 < index.coverage("aaxa unicorn", 0) < 0.5
+    assert index.coverage("alone", 2) == index.coverage("???", 0) == 0.0
+
+
+def test_in_a_short_text_sentences_tell_which_words_are_rare() -> None:
+    things = ["door", "roof", "wall", "gate", "yard", "hall", "lamp", "well", "path", "step"]
+    sentences = [f"The {thing} of the house is as old as the house itself." for thing in things]
+    text = " ".join([*sentences, "The dog of the house is called Rufus, and the cat is not."])
+    tokens = tokens_of(text)
+    index = WordIndex(text, tokens, Passages(np.array([0, len(tokens)])))
+    asked = sorted({"call", "dog", "hous", "is", "of", "the", "what"})
+    weights = index.telling("What is the dog of the house called?")
+    told = dict(zip(asked, weights, strict=True))
+    assert not any(told[word] for word in ("hous", "is", "of", "the"))
+    assert told["call"] == told["dog"] > 0 and told["what"] > told["dog"]
 
 
 def test_forms_of_a_word_are_one_word() -> None:

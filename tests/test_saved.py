@@ -23,6 +23,7 @@ from tiny_readers import SMALL, make_reader, memory_contents, same_contents
 from tiny_tokenizers import prose
 
 from infllm_cli import keeping, machine, saved, shelf, tensor_files
+from infllm_cli.capacity import Room
 from infllm_cli.checksums import BrokenFile, check
 from infllm_cli.document import decode_document
 from infllm_cli.errors import CapacityError
@@ -419,14 +420,12 @@ def test_what_neither_ram_nor_disk_holds_is_refused_before_it_is_read(reader):
     document = decode_document(TEXT.encode(), "book")
     memory = reader.open(document, allow_whole=False)
     need, segment = keeping.needed(reader, memory).host_bytes, memory.state.segment_bytes
-    limit = {"host_limit_bytes": 2 * segment, "allow_whole": False}
-    assert reader.open(document, disk_bytes=need - 2 * segment, **limit)
+    room = Room(host=2 * segment, disk=need - 2 * segment)
+    assert reader.open(document, room=room, allow_whole=False)
     with pytest.raises(CapacityError, match=r"--host-limit.*--disk-limit"):
-        reader.open(document, disk_bytes=need - 2 * segment - 1, **limit)
+        reader.open(document, room=replace(room, disk=room.disk - 1), allow_whole=False)
     with pytest.raises(CapacityError, match="at least"):
-        reader.open(
-            document, host_limit_bytes=2 * segment - 1, disk_bytes=10**12, allow_whole=False
-        )
+        reader.open(document, room=Room(2 * segment - 1, disk=10**12), allow_whole=False)
 
 
 def test_a_full_disk_where_the_ram_is_full_too_is_an_error(cache, reader, monkeypatch):

@@ -234,13 +234,18 @@ class SizeFlags(KnobFlags):
     blocks: Blocks = None
     read_blocks: ReadBlocks = None
     chunk: Chunk = None
-    store: Store = StoreChoice.INT8
+    store: Store = StoreChoice.AUTO
     scan_every: ScanEvery = 1
 
     @property
     def given(self) -> bool:
         """Whether any size or knob was given by hand."""
         return any(size is not None for size in self.sizes().values())
+
+    @property
+    def may_be_denser(self) -> bool:
+        """Whether a document that does not fit may be stored in fewer bits than usual."""
+        return self.store is StoreChoice.AUTO
 
     def sizes(self) -> dict[str, Any]:
         """Sizes and knobs, by the names of `MemoryConfig`."""
@@ -259,7 +264,7 @@ class SizeFlags(KnobFlags):
 
         return {
             **self.sizes(),
-            "codec": Codec(self.store.value),
+            "codec": Codec.INT8 if self.may_be_denser else Codec(self.store.value),
             "scan_every": self.scan_every,
         }
 

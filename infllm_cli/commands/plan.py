@@ -71,6 +71,7 @@ def plan(
                     dtype=model.dtype.value,
                     sizes=sizes.as_dict(),
                     limits=limits.parsed(),
+                    denser=sizes.may_be_denser,
                     progress=console.fetching,
                 )
             ]

@@ -17,6 +17,7 @@ import torch
 import transformers
 
 import infllm_cli
+from infllm_cli.capacity import Room
 from infllm_cli.document import Document, decode_document
 from infllm_cli.errors import CapacityError, InfllmError
 from infllm_cli.evaluate.results import Results, Row, key_of
@@ -186,14 +187,10 @@ class GridRunner:
 
     def _measure(self, wanted: _Wanted, case: Case, document: Document) -> None:
         reader = self.readers[wanted.policy]
-        room = disk_room(Shelf(memories_folder(self.cache_dir)), self.limits.disk)
+        disk = disk_room(Shelf(memories_folder(self.cache_dir)), self.limits.disk)
         try:
-            memory = reader.open(
-                document,
-                allow_whole=False,
-                host_limit_bytes=self.limits.host,
-                disk_bytes=room,
-            )
+            room = Room(self.limits.host, disk)
+            memory = reader.open(document, allow_whole=False, room=room)
             with contextlib.ExitStack() as stack:
                 if self.grid.options.answering is not Answering.PASSAGES:
                     keeper = None

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
+from infllm_cli.capacity import Room
 from infllm_cli.document import Document, load_document
 from infllm_cli.evaluate.questions import Question
 from infllm_cli.evaluate.tables import as_text
@@ -163,12 +164,8 @@ def run_questions(
         document = documents[path]
         tiered = [way for way in ways if way is not Way.DENSE]
         if tiered:
-            memory = reader.open(
-                document,
-                allow_whole=False,
-                host_limit_bytes=limits.host,
-                disk_bytes=disk_room(Shelf(memories_folder(cache_dir)), limits.disk),
-            )
+            disk = disk_room(Shelf(memories_folder(cache_dir)), limits.disk)
+            memory = reader.open(document, allow_whole=False, room=Room(limits.host, disk))
             keeper = None
             with contextlib.ExitStack() as stack:
                 if tiered != [Way.PASSAGES]:
