@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from threading import Thread
 
-from infllm_cli.checksums import LARGE_PIECE_BYTES, BrokenFile, FileRecord, check
+from infllm_cli.checksums import PIECE_BYTES, BrokenFile, FileRecord, check
 from infllm_cli.shelf import Shelf
 
 CHECKERS = 2  # threads that compare checksums
@@ -53,7 +53,7 @@ class EarlyCheck:
             Thread(target=self._work, daemon=True).start()
 
     def _work(self) -> None:
-        buffer = memoryview(bytearray(LARGE_PIECE_BYTES))
+        buffer = memoryview(bytearray(PIECE_BYTES))
         while True:
             try:
                 job = self._waiting.popleft()

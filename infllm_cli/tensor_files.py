@@ -23,7 +23,6 @@ import torch
 from torch import Tensor
 
 from infllm_cli.checksums import (
-    LARGE_PIECE_BYTES,
     PAGE,
     PARTIAL,
     PIECE_BYTES,
@@ -102,7 +101,7 @@ def check_sealed(path: Path) -> None:
     try:
         with path.open("rb", buffering=0) as file:
             left = os.fstat(file.fileno()).st_size - _SEAL_BYTES
-            buffer = memoryview(bytearray(LARGE_PIECE_BYTES))
+            buffer = memoryview(bytearray(PIECE_BYTES))
             while left > 0 and (count := file.readinto(buffer[:left])):
                 checksum = zlib.crc32(buffer[:count], checksum)
                 left -= count
