@@ -15,6 +15,7 @@ from infllm_cli.errors import CapacityError, Interrupted, UsageError
 from infllm_cli.events import Answer, Looked, Quoted, TokenOut
 from infllm_cli.evidence import Passage
 from infllm_cli.keeping import Keeper
+from infllm_cli.memory.knobs import Policy
 from infllm_cli.pictures import Pictures
 from infllm_cli.quotable import is_prose
 from infllm_cli.reader import Memory, Reader
@@ -66,13 +67,13 @@ def run_ask(request: AskRequest, console: Console, out: TextIO) -> None:
         memory_file.check_target(output)
     with_memory = options.answering is not Answering.PASSAGES  # those need none
     source = Source(request.document, request.model, request.limits, request.sizes, with_memory)
-    reader = load_reader(source, console)
-    policy = reader.config.policy
+    policy = request.sizes.policy or Policy.INFLLM
     if not (request.questions or policy.has_blocks):
         raise UsageError(
             f"--policy {policy.value} keeps nothing that could be asked later; read by "
             "infllm or infllm-paper, or ask at once."
         )
+    reader = load_reader(source, console)
     reserve_tokens = reader.reserve_for(request.questions, options)
     memory = open_memory(source, reader, console, reserve_tokens)
     if output is not None:

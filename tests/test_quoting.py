@@ -11,7 +11,7 @@ from infllm_cli.ask import quoted
 from infllm_cli.events import Quoted
 from infllm_cli.evidence import Passage
 from infllm_cli.passages import cut_passages
-from infllm_cli.quoting import best_sentence, sentences_of
+from infllm_cli.quoting import MOST_CHARS, Sentence, best_sentence, sentences_of, surround
 from infllm_cli.sampling import Answering, AnswerOptions, Quoting
 from infllm_cli.words import WordIndex
 
@@ -53,6 +53,36 @@ def test_the_sentence_with_the_questions_words_is_quoted(parts) -> None:
 )
 def test_nothing_is_quoted_where_the_words_are_missing(parts, question: str) -> None:
     assert quote(parts, question) is None
+
+
+def test_sentences_around_are_quoted_too_as_far_as_they_fit(parts) -> None:
+    tokens, passages, words = parts
+    sentences = sentences_of(STORY, tokens, passages, list(range(len(passages))))
+
+    def around(question: str) -> str:
+        sentence = best_sentence(question, STORY, words, sentences)
+        start, end = surround(question, STORY, words, sentences, sentence.chars)
+        assert start <= sentence.chars[0] and sentence.chars[1] <= end
+        return STORY[start:end].strip()
+
+    # What stands behind goes first ...
+    lamp = around("Who made the lamp?")
+    assert "Gideon Marl" in lamp and lamp.endswith("whatever the weather on the river might be.")
+    # ... but where what stands before holds further words of the question.
+    goose = around("Which goose was called Deacon, and which lamp did nobody light on Sundays?")
+    assert "Nobody lit it on Sundays" in goose and "like one, too." in goose
+    assert all(len(text) <= MOST_CHARS for text in (lamp, goose))
+
+
+def test_what_is_no_sentence_is_not_put_around_one(parts) -> None:
+    *_, words = parts
+    first = STORY.index("The lamp had")
+    last = STORY.index("It was a plain")
+    sentence = Sentence((first, last), (0, 1), 0)
+    heading = Sentence((0, STORY.index("\n")), (0, 1), 0)
+    assert surround("Who?", STORY, words, [], sentence.chars) == (first, last)
+    table = replace(heading, chars=(0, 20))  # ends in the middle of a line
+    assert surround("Who?", STORY, words, [table, sentence], sentence.chars) == (first, last)
 
 
 def test_sentences_of_passages_hold_their_own_tokens(parts) -> None:
