@@ -56,11 +56,14 @@ class Asking:
             fused = self._fused()
         first = None if self.alone else memory.first_position
         record = AttentionRecord(memory.document, memory.tokens, memory.passages, first)
-        quote = None
-        if self._quotes() and (sentence := self._sentence(fused)) is not None:
-            quote = self._quote(sentence, record)
-            self._quoted_after = time.perf_counter() - began
-            yield Quoted(quote)
+        quote = sentence = None
+        if self._quotes() or self.options.answering is Answering.BOTH:
+            sentence = self._sentence(fused)
+        if sentence is not None:
+            if self._quotes():
+                quote = self._quote(sentence, record)
+                self._quoted_after = time.perf_counter() - began
+                yield Quoted(quote)
             if fused.any():  # what is quoted is re-read, too
                 fused[sentence.passage] = fused.max() + 1
         if not self.alone:  # behind the quotation, which need not wait for it
@@ -73,8 +76,12 @@ class Asking:
             if not self.alone:
                 stack.enter_context(memory.state.question())
                 voices.append(self._memory_voice(passages, record))
-            if self.alone or passages:
-                voices.append(self._passages_voice(passages, record if self.alone else None))
+            if self.alone:
+                voices.append(self._passages_voice(passages, record))
+            elif passages and sentence is not None and self._is_prose(sentence):
+                voices.append(self._sentence_voice(sentence))
+            elif passages:
+                voices.append(self._passages_voice(passages))
             yield from self._answer(voices, passages, quote, record, began)
 
     def _quotes(self) -> bool:
@@ -162,17 +169,25 @@ class Asking:
 
     def _quote(self, sentence: quoting.Sentence, record: AttentionRecord) -> Passage:
         """What is shown of a sentence: itself and what stands around it."""
-        memory, document = self.memory, self.memory.document
-        text, chars = document.text, sentence.chars
-        if is_prose(text[slice(*chars)]):
-            near = range(max(0, sentence.passage - 1), sentence.passage + 2)
-            near = [index for index in near if index < len(memory.passages)]
-            around = quoting.sentences_of(text, memory.tokens, memory.passages, near)
-            shown = quoting.surround(self.question, text, memory.words, around, chars)
-            return record.span(*shown)
-        _, start, end = document.own(*widen(text, *chars))
+        document = self.memory.document
+        text = document.text
+        if self._is_prose(sentence):
+            return record.span(*self._around(sentence, quoting.MOST_CHARS))
+        _, start, end = document.own(*widen(text, *sentence.chars))
         passage = record.span(start, end)
         return replace(passage, text=textwrap.dedent(text[start:end]))
+
+    def _is_prose(self, sentence: quoting.Sentence) -> bool:
+        return is_prose(self.memory.document.text[slice(*sentence.chars)])
+
+    def _around(self, sentence: quoting.Sentence, most: int) -> tuple[int, int]:
+        """First and last (excluded) character of a sentence with those around it."""
+        memory = self.memory
+        text = memory.document.text
+        near = range(max(0, sentence.passage - 2), sentence.passage + 3)
+        near = [index for index in near if index < len(memory.passages)]
+        around = quoting.sentences_of(text, memory.tokens, memory.passages, near)
+        return quoting.surround(self.question, text, memory.words, around, sentence.chars, most)
 
     # -- contexts -----------------------------------------------------------------------------
 
@@ -186,10 +201,23 @@ class Asking:
             voice.read(self._reread(passages, record, voice.start, leading=True))
         voice.read(prompt.turn)
         # The task is the same for every question: where it looks is no evidence.
-        record.calibrate(voice.ask(prompt.task_ids())[-1])
+        record.calibrate(voice.skim(prompt.task_ids())[-1])
         return voice
 
-    def _passages_voice(self, passages: list[int], record: AttentionRecord | None) -> Voice:
+    def _sentence_voice(self, sentence: quoting.Sentence) -> Voice:
+        """What stands around the best sentence, alone.
+
+        With it instead of all passages the default model answers 13 instead of 9 of 24 questions
+        on the sample story, and as many (4 of 24) on a novel, in a quarter of the tokens.
+        """
+        prompt, document = self.prompt, self.memory.document
+        _, start, end = document.own(*self._around(sentence, quoting.SHOWN_CHARS))
+        voice = Voice(self.reader, fresh_state(self.reader))
+        text = prompt.plain_ids(document.text[start:end].strip() + "\n\n")
+        voice.read(np.concatenate([prompt.one_turn[0], text, prompt.task_ids()]))
+        return voice
+
+    def _passages_voice(self, passages: list[int], record: AttentionRecord | None = None) -> Voice:
         """The passages alone, as text."""
         prompt = self.prompt
         voice = Voice(self.reader, fresh_state(self.reader))
@@ -197,7 +225,7 @@ class Asking:
         text = self._reread(passages, record, voice.start + len(opening))
         ids = np.concatenate([opening, text, prompt.plain_ids("\n\n" if passages else "")])
         voice.read(ids)
-        calibration = voice.ask(prompt.task_ids())[-1]
+        calibration = voice.skim(prompt.task_ids())[-1]
         if record is not None:
             record.calibrate(calibration)
         return voice

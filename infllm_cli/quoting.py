@@ -21,6 +21,8 @@ PASSAGES = 12
 LEAST_COVERAGE = 0.3
 # Of a quotation with the sentences around it: about three lines, as of a search engine's result.
 MOST_CHARS = 300
+# Of what the model is shown of it, alone, to answer from.
+SHOWN_CHARS = 500
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +94,12 @@ def best_sentence(
 
 
 def surround(
-    question: str, text: str, words: WordIndex, sentences: list[Sentence], chars: tuple[int, int]
+    question: str,
+    text: str,
+    words: WordIndex,
+    sentences: list[Sentence],
+    chars: tuple[int, int],
+    most: int = MOST_CHARS,
 ) -> tuple[int, int]:
     """A sentence's first and last (excluded) character, and of those around it as many as fit.
 
@@ -103,6 +110,7 @@ def surround(
 
     Args:
         sentences: those around, in document order.
+        most: characters of all together.
     """
     asked = sorted(set(words_of(question)))
     weights = dict(zip(asked, words.telling(question), strict=True))
@@ -116,8 +124,8 @@ def surround(
         def gain(piece: tuple[int, int], held: set[str] = held) -> float:
             return sum(weights.get(w, 0.0) for w in set(words_of(text[slice(*piece)])) - held)
 
-        forward = behind[-1] if behind and behind[-1][1] - start <= MOST_CHARS else None
-        back = before[-1] if before and end - before[-1][0] <= MOST_CHARS else None
+        forward = behind[-1] if behind and behind[-1][1] - start <= most else None
+        back = before[-1] if before and end - before[-1][0] <= most else None
         if forward and (not back or gain(forward) >= gain(back)):
             end = behind.pop()[1]
         elif back and gain(back) > 0:

@@ -24,6 +24,7 @@ from infllm_cli.document import Document
 from infllm_cli.errors import DocumentError, InfllmError, UsageError
 from infllm_cli.events import Answer, ChunkRead, Looked, Quoted, TokenOut
 from infllm_cli.gates import choose_gates
+from infllm_cli.kernels.native.choice import NativeKernels
 from infllm_cli.memory.config import MemoryConfig
 from infllm_cli.memory.device_path import DeviceOptions
 from infllm_cli.memory.knobs import Policy
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
 
 # Tokens kept free for question and answer when a document might just fit as a whole.
 RESERVE_TOKENS = 512
+NATIVE_FOLDER = "native"  # of the cache: what is compiled for this machine
 
 
 @dataclass
@@ -155,7 +157,9 @@ class Reader:
         memo = cache_dir / "selftest.json"
         loaded = load_model(folder.path, folder.name, device=device, dtype=dtype, memo=memo)
         loaded.cache_dir = cache_dir
-        loaded.device_options = DeviceOptions(limit_bytes=device_limit_bytes)
+        loaded.device_options = DeviceOptions(
+            limit_bytes=device_limit_bytes, native=NativeKernels(cache_dir / NATIVE_FOLDER)
+        )
         return cls(loaded, MemoryConfig.for_model(loaded.trained_length, **sizes))
 
     def reserve_for(self, questions: list[str], options: AnswerOptions) -> int:

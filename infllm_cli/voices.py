@@ -41,6 +41,10 @@ class Voice:
         """Let ids [n] go through the model like a document's, a chunk at a time."""
         return [self._push(Phase.READ, piece) for piece in self._pieces(ids)]
 
+    def skim(self, ids: np.ndarray) -> list[Step]:
+        """The same, and the steps tell where they looked: what comes before every question."""
+        return [self._push(Phase.SKIM, piece) for piece in self._pieces(ids)]
+
     def ask(self, ids: np.ndarray) -> list[Step]:
         """The same with exact lookup."""
         return [self._push(Phase.ASK, piece) for piece in self._pieces(ids)]
@@ -51,7 +55,7 @@ class Voice:
         return list(torch.from_numpy(ids).split(self.reader.config.chunk_tokens))
 
     def _push(self, phase: Phase, ids: Tensor) -> Step:
-        wanted = phase is not Phase.READ
+        wanted = not phase.reads
         step, logits = self.reader.forward(
             self.state, phase, ids, keep_from=self.start, want_logits=wanted
         )

@@ -13,6 +13,7 @@ from infllm_cli.bench.floor import now
 from infllm_cli.memory import layer_memory as layer_module
 from infllm_cli.memory import sliding as sliding_module
 from infllm_cli.memory.layer_memory import LayerMemory
+from infllm_cli.memory.native_layer import NativeLayer
 from infllm_cli.memory.tiered_store import TieredStore
 from infllm_cli.models.packed import PackedLinear
 
@@ -34,6 +35,10 @@ _TIMED: tuple[tuple[Any, str, str], ...] = (
     (LayerMemory, "attend", ROTATION),
     (LayerMemory, "_lookup", LOOKUP),
     (LayerMemory, "_place", LOADING),
+    (NativeLayer, "attend", ROTATION),
+    (NativeLayer, "_look", LOOKUP),
+    (NativeLayer, "_load_changed", LOADING),
+    (NativeLayer, "_attend_slots", ATTENTION),
     (TieredStore, "_make_room", SEALING),
     (TieredStore, "_evict", SEALING),
 )

@@ -194,7 +194,7 @@ class OracleRunner(GridRunner):
             observer = Observer(sorted(held))
             voice = Voice(reader, state)
             voice.read(prompt.turn)
-            voice.ask(prompt.task_ids())
+            voice.skim(prompt.task_ids())
             question = prompt.question_ids(self._question(probe))
             answer = prompt.plain_ids(" " + " ".join(probe.answers))
             state.observer = observer

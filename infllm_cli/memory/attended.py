@@ -14,9 +14,9 @@ def note_mass(step: Step, index: int, positions: Tensor, per_key: Tensor) -> Non
     Args:
         index: of the layer.
     """
-    mass = _mass_of(step, index)
+    mass = mass_of(step, index)
     mass.index_add_(0, positions.flatten().to(mass.device), per_key.flatten().to(mass.device))
-    _add(step, mass)
+    add_mass(step, mass)
 
 
 def note_tiers(
@@ -35,7 +35,7 @@ def note_tiers(
         lead: tokens of sinks and blocks.
         start: absolute position of the window's first token.
     """
-    mass = _mass_of(step, index)
+    mass = mass_of(step, index)
     per_key = per_key.to(mass.device)
     sinks = lead - (0 if blocks is None else blocks.shape[1] * block_tokens)
     mass[start : start + per_key.shape[1] - lead] += per_key[:, lead:].sum(dim=0)
@@ -43,10 +43,10 @@ def note_tiers(
     if blocks is not None:
         positions = sinks + blocks[..., None] * block_tokens + torch.arange(block_tokens)
         mass.index_add_(0, positions.flatten(), per_key[:, sinks:lead].flatten())
-    _add(step, mass)
+    add_mass(step, mass)
 
 
-def _mass_of(step: Step, index: int) -> Tensor:
+def mass_of(step: Step, index: int) -> Tensor:
     """What a layer's mass is added to: the step's, or one of its own where layers are watched."""
     assert step.mass is not None
     if step.by_layer is None:
@@ -55,7 +55,8 @@ def _mass_of(step: Step, index: int) -> Tensor:
     return step.by_layer[index]
 
 
-def _add(step: Step, mass: Tensor) -> None:
+def add_mass(step: Step, mass: Tensor) -> None:
+    """A layer's mass, where it is one of its own, joins the step's."""
     if step.by_layer is not None:
         assert step.mass is not None
         step.mass += mass

@@ -153,7 +153,7 @@ class DeviceLayer(LayerMemory):
 
     def _lookup(self, q: Tensor, step: Step) -> Tensor | None:
         config, g = self.config, self.geometry
-        reading = step.phase is Phase.READ
+        reading = step.phase.reads
         wanted = config.read_blocks if reading else config.answer_blocks
         if self.arena.count == 0 or wanted == 0:
             return None

@@ -19,12 +19,13 @@ from infllm_cli.memory.scan_cost import Place
 from infllm_cli.memory.transfers import Moved, Transfers
 
 if TYPE_CHECKING:
+    from infllm_cli.kernels.native.choice import NativeKernels
     from infllm_cli.memory.layer import LayerGeometry
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceOptions:
-    """How the device path is to be taken.
+    """What layers may use of the machine beyond torch on its processor.
 
     Attributes:
         limit_bytes: of stored keys that may be copied to each device; None: half of what is free
@@ -32,12 +33,14 @@ class DeviceOptions:
         predicted_blocks: blocks per KV head that are fetched before they are asked for.
         on_cpu: take the path on a CPU, too.
         scan: where stored keys are scanned, whatever it costs; None: where it is cheapest.
+        native: functions in C for layers on the processor; None: torch does everything.
     """
 
     limit_bytes: int | None = None
     predicted_blocks: int = PREDICTED_BLOCKS
     on_cpu: bool = False
     scan: Place | None = None
+    native: NativeKernels | None = None
 
 
 @dataclass(slots=True)

@@ -120,7 +120,7 @@ class LayerMemory(TieredStore):
         return out
 
     def _lookup(self, q: Tensor, step: Step) -> Tensor | None:
-        reading = step.phase is Phase.READ
+        reading = step.phase.reads
         wanted = self.config.read_blocks if reading else self.config.answer_blocks
         if self.arena.count == 0 or wanted == 0:
             return None

@@ -13,6 +13,9 @@ from infllm_cli.memory.device_layer import DeviceLayer
 from infllm_cli.memory.device_path import DeviceOptions, DevicePath
 from infllm_cli.memory.layer import Layer, LayerGeometry
 from infllm_cli.memory.layer_memory import LayerMemory
+from infllm_cli.memory.native_layer import NativeLayer
+from infllm_cli.memory.native_layer import suits as suits_native
+from infllm_cli.memory.rotary import Table
 from infllm_cli.memory.sliding import SlidingLayer, windows_only
 from infllm_cli.memory.step import Phase, Step
 from infllm_cli.policies.choose import build_layer
@@ -47,10 +50,12 @@ class ModelMemory:
         self.watch_layers = False  # whether steps tell the attention of each layer apart
         # Is shown every layer with the queries [H, L, d], un-rotated, that it is about to answer.
         self.observer: Callable[[Layer, Tensor, Step], None] | None = None
+        self._tables: dict[tuple[int, int, int], Table] = {}  # of the last step
         self._asked = 0  # questions that are open, one within the other
         # A model that slides in every layer would forget everything: there the tiers replace the
         # sliding window, within the distances it was trained on.
         all_slide = windows_only(list(layers)) is not None
+        native = self.device_path.options.native
         self.layers: list[Layer] = []
         for geometry in layers:
             if geometry.sliding_window is not None and not all_slide:
@@ -59,6 +64,8 @@ class ModelMemory:
                 lengths = {"whole_tokens": whole_tokens, "trained_length": trained_length}
                 if self.device_path.suits(geometry, config):
                     self.layers.append(DeviceLayer(geometry, config, self.device_path, **lengths))
+                elif native is not None and suits_native(geometry, config):
+                    self.layers.append(NativeLayer(geometry, config, native, **lengths))
                 else:
                     self.layers.append(LayerMemory(geometry, config, **lengths))
             else:
@@ -68,7 +75,7 @@ class ModelMemory:
 
     def step(self, phase: Phase, length: int, keep_from: int | None = None) -> Step:
         """Begin a step over the next `length` tokens."""
-        step = Step(phase, self.tokens, length, keep_from)
+        step = Step(phase, self.tokens, length, keep_from, earlier_tables=self._tables)
         if phase is not Phase.READ:
             step.mass = torch.zeros(step.end)
             step.by_layer = {} if self.watch_layers else None
@@ -87,6 +94,7 @@ class ModelMemory:
         for look in step.deferred:
             look()
         step.deferred.clear()
+        self._tables = step.tables
         self.tokens = step.end
 
     def reserve(self, tokens: int) -> None:

@@ -16,8 +16,14 @@ class Phase(enum.Enum):
     """Why tokens pass through the model."""
 
     READ = "read"  # the document, a chunk at a time
+    SKIM = "skim"  # what is said before every question: read like a document, but watched
     ASK = "ask"  # the question
     ANSWER = "answer"  # generated tokens, one at a time
+
+    @property
+    def reads(self) -> bool:
+        """Whether blocks are looked up as while reading."""
+        return self in (Phase.READ, Phase.SKIM)
 
 
 @dataclass(slots=True)
@@ -32,6 +38,8 @@ class Step:
         by_layer: the same mass for each layer index apart, where somebody wants to see it.
         block_share: [layers, blocks] mass of each stored block as the exact lookup saw it, filled
             by layer index; None where the lookup was not exact.
+        earlier_tables: rotary tables of the step before: from one answer token to the next most
+            places stay what they are.
         deferred: what layers on a GPU look at when the step is done, not to wait for it meanwhile.
     """
 
@@ -44,6 +52,7 @@ class Step:
     loaded: dict[int, Tensor] = field(default_factory=dict)
     block_mass: dict[int, Tensor] = field(default_factory=dict)
     deferred: list[Callable[[], None]] = field(default_factory=list)
+    earlier_tables: dict[tuple[int, int, int], Table] = field(default_factory=dict)
     _tables: dict[tuple[int, int, int], Table] = field(default_factory=dict)
     _masks: dict[tuple[object, ...], Tensor] = field(default_factory=dict)
 
@@ -61,8 +70,14 @@ class Step:
         """The rotary table of a run of positions, computed once for all layers of the step."""
         key = (id(rotary), start, length)
         if key not in self._tables:
-            self._tables[key] = rotary.table(start, length)
+            known = self.earlier_tables.get(key)
+            self._tables[key] = rotary.table(start, length) if known is None else known
         return self._tables[key]
+
+    @property
+    def tables(self) -> dict[tuple[int, int, int], Table]:
+        """Those that were wanted."""
+        return self._tables
 
     def mask(self, keys: int, like: Tensor, sliding: int | None = None) -> Tensor | None:
         """Additive mask [length, keys], or None where every query sees every key.
