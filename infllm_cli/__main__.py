@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import sys
+
+from infllm_cli import collector
 
 
 def main() -> None:
@@ -15,9 +18,15 @@ def main() -> None:
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    from infllm_cli.first_line import say_first_line
+    from infllm_cli.first_line import COMMANDS, say_first_line
 
     said = say_first_line(sys.argv[1:])
+    loads = bool(COMMANDS & set(sys.argv[1:2]))  # a model, and then wakes the collector
+    with collector.resting() if loads else contextlib.nullcontext():
+        _run(said)
+
+
+def _run(said: bool) -> None:
     from infllm_cli.cli import app
     from infllm_cli.errors import CapacityError, InfllmError, Interrupted, OutputClosed
     from infllm_cli.interrupts import two_stages

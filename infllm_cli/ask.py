@@ -65,7 +65,8 @@ def run_ask(request: AskRequest, console: Console, out: TextIO) -> None:
     check_request(request)
     if output is not None:
         memory_file.check_target(output)
-    source = Source(request.document, request.model, request.limits, request.sizes)
+    with_memory = options.answering is not Answering.PASSAGES  # those need none
+    source = Source(request.document, request.model, request.limits, request.sizes, with_memory)
     policy = request.sizes.policy or Policy.INFLLM
     if not (request.questions or policy.has_blocks):
         raise UsageError(
@@ -77,7 +78,7 @@ def run_ask(request: AskRequest, console: Console, out: TextIO) -> None:
     memory = open_memory(source, reader, console, reserve_tokens)
     if output is not None:
         memory_file.check_room(output, reader, memory)
-    if options.answering is Answering.PASSAGES:  # those need no memory
+    if not source.kept:
         ask_all(request, reader, memory, None, console, out)
         return
     with kept(source, reader, memory, console) as keeper:

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import enum
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any, TextIO
 
+from infllm_cli import collector
 from infllm_cli.ask import AskRequest, ask_all, check_request
+from infllm_cli.early_check import CHECKERS
 from infllm_cli.errors import UsageError
 from infllm_cli.identity import ASKING
 from infllm_cli.joining import join_memories
 from infllm_cli.memory.config import FLAGS, KNOB_FLAGS, MemoryConfig
 from infllm_cli.memory_file import MemoryFile
+from infllm_cli.models.loading import import_library
 from infllm_cli.reader import Memory, Reader
 from infllm_cli.reading import tell_plain_form
+from infllm_cli.tensor_files import check_sealed
 
 if TYPE_CHECKING:
     from infllm_cli.console import Console
@@ -32,7 +37,11 @@ def run_ask_files(request: AskRequest, console: Console, out: TextIO) -> None:
     check_request(request)
     limits = request.limits.parsed()
     console.stage("checking the memory")
-    files = [MemoryFile(path) for path in request.memory_files]
+    with ThreadPoolExecutor(CHECKERS) as threads:
+        checks = [threads.submit(check_sealed, path) for path in request.memory_files]
+        import_library()  # meanwhile
+        pairs = zip(request.memory_files, checks, strict=True)
+        files = [MemoryFile(path, check) for path, check in pairs]
     configs = [_config(file, request) for file in files]
     _refuse_different(files)
     wanted = request.sizes.as_dict()["codec"]
@@ -53,6 +62,7 @@ def run_ask_files(request: AskRequest, console: Console, out: TextIO) -> None:
         device_limit_bytes=limits.device,
         **{field.name: getattr(configs[0], field.name) for field in fields(configs[0])},
     )
+    collector.wake()
     tell_plain_form(reader, console)
     release = sum(file.size for file in files) > limits.host
     reserve = reader.reserve_for(request.questions, request.options)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from infllm_cli import budget, machine, saved
 from infllm_cli.checksums import BrokenFile
+from infllm_cli.early_check import EarlyCheck
 from infllm_cli.errors import CapacityError
 from infllm_cli.identity import key_facts, key_of
 from infllm_cli.limits import Limits, disk_room, memories_folder
@@ -38,6 +39,7 @@ class Keeper:
     Args:
         memory: opened, nothing of it read; afterwards it is as far as a saved memory brings it.
         note: is told what the user should know.
+        early: what has been found out about a saved memory before.
 
     Raises:
         CapacityError: the RAM does not suffice, and the disk cannot be used.
@@ -52,6 +54,7 @@ class Keeper:
         *,
         note: Note = lambda text: None,
         progress: Progress = lambda stage, done, total: None,
+        early: EarlyCheck | None = None,
     ) -> None:
         self.memory = memory
         self.limits = limits
@@ -76,7 +79,7 @@ class Keeper:
                 policy = memory.state.config.policy.value
                 note(f"what --policy {policy} keeps is not saved: every command reads anew.")
             elif limits.save:
-                self._find(reader, cache_dir, progress)
+                self._find(reader, cache_dir, progress, early)
                 if not memory.complete:
                     self._plan_saving(need)
             if self._writer is None and self._pressed and not memory.complete:
@@ -87,7 +90,9 @@ class Keeper:
 
     # -- before the reading -----------------------------------------------------------------
 
-    def _find(self, reader: Reader, cache_dir: Path, progress: Progress) -> None:
+    def _find(
+        self, reader: Reader, cache_dir: Path, progress: Progress, early: EarlyCheck | None
+    ) -> None:
         """Take the place of this memory on the shelf, and what lies in it."""
         try:
             self.key = key_of(key_facts(reader, self.memory, cache_dir, progress))
@@ -102,7 +107,7 @@ class Keeper:
         if record is None:
             return
         try:
-            saved.load(self._place, record, self.memory, release=self._pressed)
+            saved.load(self._place, record, self.memory, release=self._pressed, early=early)
         except BrokenFile as error:
             self._note(f"a saved memory is damaged ({error}); the document is read again.")
             if self._place.claim():

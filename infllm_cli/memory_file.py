@@ -9,6 +9,7 @@ from __future__ import annotations
 import datetime
 import json
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -161,16 +162,19 @@ def _different(here: dict[str, Any], there: dict[str, Any]) -> list[str]:
 class MemoryFile:
     """A memory in a file, checked and ready to be loaded.
 
+    Args:
+        check: of its checksum, where that is compared in a thread; see `check_sealed`.
+
     Raises:
         DocumentError: it is no memory, of another format, or not what was written.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, check: Future[None] | None = None) -> None:
         self.path = path
         try:
             if not is_memory_file(path):
                 raise BrokenFile(f"{path}: it does not begin as a memory does")
-            check_sealed(path)
+            check_sealed(path) if check is None else check.result()
             self._file = MappedFile(path)
             self.facts: dict[str, Any] = json.loads(self._file.facts["infllm"])
         except (BrokenFile, KeyError, ValueError) as error:

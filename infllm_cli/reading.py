@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from infllm_cli import speeds
+from infllm_cli import collector, speeds
 from infllm_cli.capacity import Room
 from infllm_cli.document import Document
+from infllm_cli.early_check import EarlyCheck
 from infllm_cli.errors import Interrupted
 from infllm_cli.impressions import keep_neutral, recall_neutral
 from infllm_cli.keeping import Keeper
@@ -25,12 +27,24 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Source:
-    """A document, and how it is to be read."""
+    """A document, and how it is to be read.
+
+    Attributes:
+        kept: whether its memory will be asked or written; only its text otherwise.
+    """
 
     document: Document
     model: ModelFlags
     limits: LimitFlags
     sizes: SizeFlags
+    kept: bool = True
+
+    @cached_property
+    def early(self) -> EarlyCheck | None:
+        """Begins to look after a saved memory when it is first named, which is before loading."""
+        if not (self.kept and self.limits.save):
+            return None
+        return EarlyCheck(Shelf(memories_folder(self.model.cache)), self.document.sha256)
 
 
 def load_reader(source: Source, console: Console) -> Reader:
@@ -43,6 +57,7 @@ def load_reader(source: Source, console: Console) -> Reader:
         if file.encoding not in ("utf-8", "ascii"):
             console.note(f"{file.name} is read as {file.encoding}.")
     console.stage("loading the model")
+    source.early  # noqa: B018  goes on beside it
     reader = Reader.load(
         source.model.model,
         device=source.model.device,
@@ -52,6 +67,7 @@ def load_reader(source: Source, console: Console) -> Reader:
         device_limit_bytes=source.limits.parsed().device,
         **source.sizes.as_dict(),
     )
+    collector.wake()
     tell_plain_form(reader, console)
     if reader.gates.told:
         console.note(reader.gates.told)
@@ -108,8 +124,18 @@ def kept(source: Source, reader: Reader, memory: Memory, console: Console) -> It
     """
     cache_dir, limits = source.model.cache, source.limits.parsed()
     with contextlib.closing(
-        Keeper(reader, memory, cache_dir, limits, note=console.note, progress=console.fetching)
+        Keeper(
+            reader,
+            memory,
+            cache_dir,
+            limits,
+            note=console.note,
+            progress=console.fetching,
+            early=source.early,
+        )
     ) as keeper:
+        if source.early is not None:
+            source.early.close()
         _read(reader, memory, keeper, console)
         _remember_speed(reader, memory, cache_dir)
         # Of a memory that was read just now there is none, and its files are still being written.

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from infllm_cli.checksums import BrokenFile, FileRecord, check
+from infllm_cli.early_check import CHECKERS, EarlyCheck
 from infllm_cli.memory import snapshot
 from infllm_cli.memory.model_memory import ModelMemory
 from infllm_cli.memory.snapshot import State
@@ -20,21 +21,32 @@ from infllm_cli.tensor_files import MappedFile, write_tensors
 if TYPE_CHECKING:
     from infllm_cli.reader import Memory
 
-CHECKERS = 2  # threads that compare checksums
 
-
-def load(place: Place, record: Record, memory: Memory, *, release: bool) -> None:
+def load(
+    place: Place,
+    record: Record,
+    memory: Memory,
+    *,
+    release: bool,
+    early: EarlyCheck | None = None,
+) -> None:
     """Map a saved memory in; `memory` is empty, and afterwards as far as the saved one.
 
     Args:
         release: keep the pages of the blocks out of this process but while they are read.
+        early: may have compared its files already; all others are compared now.
 
     Raises:
         BrokenFile: a file is not what was written; `memory` is as it was.
     """
     folder = place.folder
+
+    def compare(file: FileRecord) -> None:
+        if early is None or not early.vouches(folder, file):
+            check(folder, file)
+
     with ThreadPoolExecutor(CHECKERS) as checkers:
-        list(checkers.map(lambda file: check(folder, file), record.files))
+        list(checkers.map(compare, record.files))
     *segments, state = [MappedFile(folder / file.name) for file in record.files]
     try:
         numbers = json.loads(state.facts["state"])
@@ -99,6 +111,7 @@ class Writer:
             blocks=memory.state.blocks,
             whole=memory.whole,
             files=[],
+            document_sha256=memory.document.sha256,
         )
         assert state.segments == self._submitted, "segments are written before the state"
         self._submit(lambda: self._write_state(state, record))

@@ -23,6 +23,7 @@ from infllm_cli.errors import UsageError
 
 FORMAT = 2  # of the files of a memory; part of its key as well
 MANIFEST = "memory.json"
+DOCUMENT = "document_sha256"  # in it
 LOCK = "lock"
 IMPRESSIONS = "neutral-"  # of what has been found out about a memory: see `impressions`
 SPILLED = "spilled-"  # folders of blocks that are not kept, only out of the RAM
@@ -35,6 +36,7 @@ class Record:
     Attributes:
         complete: False: a checkpoint of a reading that did not come to its end.
         document, model: names, for people.
+        document_sha256: of its bytes, to find the memory before its key is known.
         tokens: of the document; `read_tokens` of them are in this memory.
         files: the segments in order, and last the state.
     """
@@ -50,6 +52,7 @@ class Record:
     whole: bool
     files: list[FileRecord]
     format: int = FORMAT
+    document_sha256: str = ""  # older records have none
 
     @property
     def size(self) -> int:
@@ -65,7 +68,9 @@ def load_record(folder: Path) -> Record | None:
         if told["sha256"] != _digest(body):
             return None
         files = [FileRecord(**file) for file in body.pop("files")]
-        return Record(**body, files=files) if body["format"] == FORMAT else None
+        if body["format"] != FORMAT:
+            return None
+        return Record(**body, files=files, document_sha256=told.get(DOCUMENT, ""))
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
 
@@ -77,9 +82,11 @@ def save_record(folder: Path, record: Record) -> None:
         OSError: the old one is still there.
     """
     body = asdict(record)
+    # Beside the record and not in it, where older versions would not know it.
+    told = {DOCUMENT: body.pop("document_sha256"), "memory": body, "sha256": _digest(body)}
     fresh = folder / f"{MANIFEST}{PARTIAL}"
     try:
-        fresh.write_text(json.dumps({"memory": body, "sha256": _digest(body)}), encoding="utf-8")
+        fresh.write_text(json.dumps(told), encoding="utf-8")
         fresh.replace(folder / MANIFEST)
     finally:
         with contextlib.suppress(OSError):

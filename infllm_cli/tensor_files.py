@@ -11,6 +11,7 @@ import contextlib
 import json
 import math
 import mmap
+import os
 import warnings
 import zlib
 from collections.abc import Callable, Iterator
@@ -21,7 +22,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from infllm_cli.checksums import PAGE, PARTIAL, PIECE_BYTES, BrokenFile, FileRecord
+from infllm_cli.checksums import (
+    PAGE,
+    PARTIAL,
+    PIECE_BYTES,
+    BrokenFile,
+    FileRecord,
+)
 
 _PADDING = "padding."
 _SEAL, _SEAL_BYTES = "crc32", 4
@@ -93,10 +100,12 @@ def check_sealed(path: Path) -> None:
     checksum, held = 0, b""
     try:
         with path.open("rb", buffering=0) as file:
-            while piece := file.read(PIECE_BYTES):
-                piece = held + piece
-                held = piece[-_SEAL_BYTES:]
-                checksum = zlib.crc32(memoryview(piece)[:-_SEAL_BYTES], checksum)
+            left = os.fstat(file.fileno()).st_size - _SEAL_BYTES
+            buffer = memoryview(bytearray(PIECE_BYTES))
+            while left > 0 and (count := file.readinto(buffer[:left])):
+                checksum = zlib.crc32(buffer[:count], checksum)
+                left -= count
+            held = file.read(_SEAL_BYTES) if left == 0 else b""
     except OSError as error:
         raise BrokenFile(f"{path}: {error.strerror or error}") from None
     if held != checksum.to_bytes(_SEAL_BYTES, "little"):

@@ -142,6 +142,11 @@ def _native_bf16(device: torch.device) -> bool:
     return bool({"avx512_bf16", "amx_bf16", "bf16"} & words)
 
 
+def import_library() -> None:
+    """Import of transformers what every model needs: most of what a short command takes."""
+    from transformers import AutoModelForCausalLM, PreTrainedModel  # noqa: F401
+
+
 def load_model(
     folder: Path, name: str, *, device: str = "auto", dtype: str = "auto", memo: Path | None = None
 ) -> LoadedModel:
@@ -160,6 +165,7 @@ def load_model(
         _refuse_by_config(config, name)
         where = device_map(device, chosen_device)
         model, tokenizer = _from_folder(folder, name, chosen_dtype, where)
+        pack_linears(model)  # before the first pass, which else packs them for itself alone
         try:
             layers = probe_layers(model)
             vouch(model, layers, memo)
@@ -170,7 +176,6 @@ def load_model(
                 f"{name}: {type(model).__name__} cannot be probed ({error}). "
                 f"Known to work: {SUPPORTED}."
             ) from error
-    pack_linears(model)
     trained = _trained_length(config.get_text_config(), name)
     trained = min(trained, windows_only(layers) or trained)
     return LoadedModel(name, model, tokenizer, trained, layers, folder=folder)
