@@ -154,7 +154,7 @@ class DeviceLayer(LayerMemory):
     def _lookup(self, q: Tensor, step: Step) -> Tensor | None:
         config, g = self.config, self.geometry
         reading = step.phase.reads
-        wanted = config.read_blocks if reading else config.answer_blocks
+        wanted = config.read_blocks if step.phase is Phase.READ else config.answer_blocks
         if self.arena.count == 0 or wanted == 0:
             return None
         far = step.table(g.rotary, config.window_tokens, 1)

@@ -121,7 +121,9 @@ class LayerMemory(TieredStore):
 
     def _lookup(self, q: Tensor, step: Step) -> Tensor | None:
         reading = step.phase.reads
-        wanted = self.config.read_blocks if reading else self.config.answer_blocks
+        # What is skimmed is compared with a question: it sees as many blocks.
+        few = step.phase is Phase.READ
+        wanted = self.config.read_blocks if few else self.config.answer_blocks
         if self.arena.count == 0 or wanted == 0:
             return None
         g = self.geometry
