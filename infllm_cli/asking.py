@@ -6,6 +6,7 @@ All of it happens between the memory's mark and its rollback: a question leaves 
 from __future__ import annotations
 
 import itertools
+import math
 import textwrap
 import time
 from collections.abc import Iterator
@@ -172,7 +173,7 @@ class Asking:
         document = self.memory.document
         text = document.text
         if self._is_prose(sentence):
-            return record.span(*self._around(sentence, quoting.MOST_CHARS))
+            return record.span(*self._around(sentence))
         _, start, end = document.own(*widen(text, *sentence.chars))
         passage = record.span(start, end)
         return replace(passage, text=textwrap.dedent(text[start:end]))
@@ -180,14 +181,14 @@ class Asking:
     def _is_prose(self, sentence: quoting.Sentence) -> bool:
         return is_prose(self.memory.document.text[slice(*sentence.chars)])
 
-    def _around(self, sentence: quoting.Sentence, most: int) -> tuple[int, int]:
-        """First and last (excluded) character of a sentence with those around it."""
+    def _around(self, sentence: quoting.Sentence, **limits: float) -> tuple[int, int]:
+        """First and last (excluded) character of a sentence and those around it: `surround`."""
         memory = self.memory
         text = memory.document.text
         near = range(max(0, sentence.passage - 2), sentence.passage + 3)
         near = [index for index in near if index < len(memory.passages)]
         around = quoting.sentences_of(text, memory.tokens, memory.passages, near)
-        return quoting.surround(self.question, text, memory.words, around, sentence.chars, most)
+        return quoting.surround(self.question, text, memory.words, around, sentence.chars, **limits)
 
     # -- contexts -----------------------------------------------------------------------------
 
@@ -211,7 +212,8 @@ class Asking:
         on the sample story, and as many (4 of 24) on a novel, in a quarter of the tokens.
         """
         prompt, document = self.prompt, self.memory.document
-        _, start, end = document.own(*self._around(sentence, quoting.SHOWN_CHARS))
+        shown = self._around(sentence, most=quoting.SHOWN_CHARS, enough=math.inf)
+        _, start, end = document.own(*shown)
         voice = Voice(self.reader, fresh_state(self.reader))
         text = prompt.plain_ids(document.text[start:end].strip() + "\n\n")
         voice.read(np.concatenate([prompt.one_turn[0], text, prompt.task_ids()]))

@@ -21,6 +21,9 @@ PASSAGES = 12
 LEAST_COVERAGE = 0.3
 # Of a quotation with the sentences around it: about three lines, as of a search engine's result.
 MOST_CHARS = 300
+# A sentence with so much of what the question's words weigh is quoted alone: of the same 48
+# questions it holds the answer as often as with others around it.
+ENOUGH = 0.7
 # Of what the model is shown of it, alone, to answer from.
 SHOWN_CHARS = 500
 
@@ -100,6 +103,7 @@ def surround(
     sentences: list[Sentence],
     chars: tuple[int, int],
     most: int = MOST_CHARS,
+    enough: float = ENOUGH,
 ) -> tuple[int, int]:
     """A sentence's first and last (excluded) character, and of those around it as many as fit.
 
@@ -111,10 +115,14 @@ def surround(
     Args:
         sentences: those around, in document order.
         most: characters of all together.
+        enough: part of the question's words, by weight, with which a sentence stays alone.
     """
     asked = sorted(set(words_of(question)))
     weights = dict(zip(asked, words.telling(question), strict=True))
     start, end = chars
+    own = sum(weights.get(word, 0.0) for word in set(words_of(text[start:end])))
+    if own >= enough * sum(weights.values()) > 0:
+        return start, end
     before = [s.chars for s in sentences if s.chars[1] <= start and is_prose(text[slice(*s.chars)])]
     behind = [s.chars for s in sentences if s.chars[0] >= end and is_prose(text[slice(*s.chars)])]
     behind.reverse()  # the nearest of both is the last one

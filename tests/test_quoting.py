@@ -66,12 +66,15 @@ def test_sentences_around_are_quoted_too_as_far_as_they_fit(parts) -> None:
         return STORY[start:end].strip()
 
     # What stands behind goes first ...
-    lamp = around("Who made the lamp?")
+    lamp = around("Who made the lamp, and which unheard unseen unsaid thing of tin?")
     assert "Gideon Marl" in lamp and lamp.endswith("whatever the weather on the river might be.")
     # ... but where what stands before holds further words of the question.
     goose = around("Which goose was called Deacon, and which lamp did nobody light on Sundays?")
     assert "Nobody lit it on Sundays" in goose and "like one, too." in goose
     assert all(len(text) <= MOST_CHARS for text in (lamp, goose))
+    # A sentence that has nearly all of the words stays alone.
+    alone = around("Who made the lamp of Tarnbridge, Gideon Marl?")
+    assert alone == "The lamp had been made by Gideon Marl of Tarnbridge in 1858."
 
 
 def test_what_is_no_sentence_is_not_put_around_one(parts) -> None:
