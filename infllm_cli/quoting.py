@@ -115,10 +115,10 @@ def surround(
     Args:
         sentences: those around, in document order.
         most: characters of all together.
-        enough: part of the question's words, by weight, with which a sentence stays alone.
+        enough: part of the question's words that the document has, by weight, with which a sentence
+            stays alone.
     """
-    asked = sorted(set(words_of(question)))
-    weights = dict(zip(asked, words.telling(question), strict=True))
+    weights = words.findable(question)
     start, end = chars
     own = sum(weights.get(word, 0.0) for word in set(words_of(text[start:end])))
     if own >= enough * sum(weights.values()) > 0:

@@ -105,6 +105,12 @@ class WordIndex:
         weights = self.weights(question)
         return np.where(weights < COMMON, 0.0, weights)
 
+    def findable(self, question: str) -> dict[str, float]:
+        """What each word of a question tells, of those that the document has."""
+        asked = sorted(set(words_of(question)))
+        told = zip(asked, self.telling(question), strict=True)
+        return {word: float(weight) for word, weight in told if weight and word in self._postings}
+
     def coverage(self, question: str, passage: int) -> float:
         """What part of the weight of a question's words a passage and its neighbours hold."""
         near = range(passage - 1, passage + 2)
