@@ -263,7 +263,8 @@ Candidates = Annotated[
     typer.Option(
         envvar="INFLLM_CANDIDATES",
         help="Of a document with up to so many passages the model judges each by how likely it "
-        "makes the question; of others words alone choose what is read again.",
+        "makes the question, where its words leave that open; of others words alone choose what "
+        "is read again.",
         rich_help_panel=ADVANCED,
     ),
 ]
