@@ -93,9 +93,7 @@ def test_nan_is_not_hidden():
     case = Case(parts=((2, FULL),), chosen=1)
     case.restart()
     ours, layer = native(), None
-    layer = ours.layer(
-        (2, 2, 64, 64), half=32, interleaved=False, block_tokens=16, sink_tokens=0, scaling=1.0
-    )
+    layer = ours.layer((2, 2, 64, 64), half=32, interleaved=False, block_tokens=16, scaling=1.0)
     keys, values = torch.ones(2, 40, 64).bfloat16(), torch.ones(2, 40, 64).bfloat16()
     keys[1, 3, 5] = float("nan")
     ours.place(layer, keys, values, keys, None)

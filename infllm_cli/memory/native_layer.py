@@ -110,7 +110,6 @@ class NativeLayer(LayerMemory):
             half=len(g.rotary.inv_freq),
             interleaved=g.rotary.interleaved,
             block_tokens=config.block_tokens,
-            sink_tokens=config.sink_tokens,
             scaling=g.scaling,
         )
 

@@ -65,7 +65,6 @@ def results(native: Native, case: Case) -> dict[str, tuple[Tensor, Tensor]]:
         half=case.half,
         interleaved=case.interleaved,
         block_tokens=size,
-        sink_tokens=case.sink_tokens,
         scaling=case.scaling,
     )
     slots = lead + case.held + 2

@@ -49,7 +49,6 @@ class LayerArgument(ctypes.Structure):
         ("half", c_int64),
         ("interleaved", c_int64),
         ("block_tokens", c_int64),
-        ("sink_tokens", c_int64),
         ("rounds", c_int64),
         ("threads", c_int64),
         ("scaling", c_float),
@@ -92,12 +91,11 @@ class Native:
         half: int,
         interleaved: bool,
         block_tokens: int,
-        sink_tokens: int,
         scaling: float,
     ) -> LayerArgument:
         """A layer of (heads, kv_heads, dim, value_dim); `place` says where its window is."""
         rounds = multiplies_natively(torch.empty(0, dtype=torch.bfloat16))
-        sizes = (half, interleaved, block_tokens, sink_tokens, rounds, torch.get_num_threads())
+        sizes = (half, interleaved, block_tokens, rounds, torch.get_num_threads())
         return LayerArgument(*shape, *sizes, scaling)
 
     @staticmethod

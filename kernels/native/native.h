@@ -42,7 +42,7 @@ typedef struct {
     int64_t heads, kv_heads, dim, value_dim;
     int64_t half;          /* dimensions that turn, divided by two */
     int64_t interleaved;   /* pairs are neighbours, not halves apart */
-    int64_t block_tokens, sink_tokens;
+    int64_t block_tokens;
     int64_t rounds;        /* scores of bf16 keys are rounded to bf16, as torch's products are */
     int64_t threads;
     float scaling;
