@@ -121,6 +121,13 @@ def test_a_token_in_c_is_the_token_of_torch(codec, monkeypatch):
     assert ours.layers[0].arena.count > 15, "the window has given up blocks while answering"
 
 
+@pytest.mark.parametrize("length", [1, 2, 7])
+def test_a_question_is_scanned_in_c_too(length, monkeypatch):
+    found = calls(monkeypatch)
+    ours = follow(CONFIG, [*COURSE[:9], (Phase.ASK, length)])
+    assert found.count("scan") == found.count("choose") == len(ours.layers)
+
+
 KINDS = [
     {"heads": 2},
     {"heads": 10},

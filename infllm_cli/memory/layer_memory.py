@@ -156,13 +156,18 @@ class LayerMemory(TieredStore):
         answering = step.phase is Phase.ANSWER
         if answering and self._shortlist is not None and self._shortlist.serves(self.arena):
             return self._shortlist.best(lookup.fold(q, g.kv_heads, g.scaling), wanted)
-        ranks = self.config.exact_relevance
-        blocks, mass = lookup.exact(q, self.arena, g.scaling, wanted, ranks, sharing)
+        blocks, mass = self._exact(q, wanted)
         step.block_mass[g.index] = mass
         between = self.config.scan_every - 1
         pays = answering and between and Shortlist.pays(self.arena)
         self._shortlist = Shortlist(self.arena, mass, wanted, between) if pays else None
         return blocks
+
+    def _exact(self, q: Tensor, wanted: int) -> tuple[Tensor, Tensor]:
+        """Blocks [H_kv, n] by all stored keys, and the mass [H_kv, N] of all: `lookup.exact`."""
+        config = self.config
+        ranks, sharing = config.exact_relevance, config.sharing
+        return lookup.exact(q, self.arena, self.geometry.scaling, wanted, ranks, sharing)
 
     def _place(self, blocks: Tensor | None, step: Step) -> int:
         """Write sinks and blocks [H_kv, n] into the slots before the window; their tokens.

@@ -25,6 +25,7 @@ from infllm_cli.memory.config import MemoryConfig
 from infllm_cli.memory.knobs import Lookup, Positions, Relevance, Sharing
 from infllm_cli.memory.layer import HOST, LayerGeometry
 from infllm_cli.memory.layer_memory import LayerMemory
+from infllm_cli.memory.lookup import fold
 from infllm_cli.memory.native_parts import NativeParts
 from infllm_cli.memory.step import Step
 
@@ -97,11 +98,15 @@ class NativeLayer(LayerMemory):
         """Whether this step is for the functions, and they are there."""
         if step.length != 1 or step.phase.reads or self.window.mass is not None:
             return False
+        return self._is_there() and step.mass is not None
+
+    def _is_there(self) -> bool:
+        """Whether the functions run here."""
         if self._native is None:
             self._native = self._kernels.get()
             if self._native is not None:
                 self._argument = self._new_argument(self._native)
-        return self._native is not None and step.mass is not None
+        return self._native is not None
 
     def _new_argument(self, native: Native) -> LayerArgument:
         g, config = self.geometry, self.config
@@ -145,18 +150,30 @@ class NativeLayer(LayerMemory):
             return None
         if not self._scans or not self._parts.follow(arena):
             return self._lookup(q, step)
-        g, native, layer = self.geometry, self._native, byref(self._argument)
-        rows, count, chosen = g.heads // g.kv_heads, arena.count, min(wanted, arena.count)
-        lse, peak = torch.empty(2, g.kv_heads, rows, count).unbind()
-        mass = torch.empty(g.kv_heads, count)
-        blocks = torch.empty(g.kv_heads, chosen, dtype=torch.int64)
-        folded, scores = self._folded.data_ptr(), (lse.data_ptr(), peak.data_ptr())
+        rows = self.geometry.heads // self.geometry.kv_heads
+        blocks, step.block_mass[self.geometry.index] = self._scan(self._folded, rows, wanted)
+        return blocks
+
+    def _exact(self, q: Tensor, wanted: int) -> tuple[Tensor, Tensor]:
+        """As `LayerMemory` has it: a question's tokens are only more rows of the same scan."""
+        if not self._scans or not self._is_there() or not self._parts.follow(self.arena):
+            return super()._exact(q, wanted)
+        folded = fold(q, self.geometry.kv_heads, self.geometry.scaling).contiguous()
+        return self._scan(folded, folded.shape[1], wanted)
+
+    def _scan(self, folded: Tensor, rows: int, wanted: int) -> tuple[Tensor, Tensor]:
+        """Blocks [H_kv, n] and mass [H_kv, N] for queries [H_kv, rows, d], scaled."""
+        kv_heads, count = self.geometry.kv_heads, self.arena.count
+        native, layer, chosen = self._native, byref(self._argument), min(wanted, count)
+        lse, peak = torch.empty(2, kv_heads, rows, count).unbind()
+        mass = torch.empty(kv_heads, count)
+        blocks = torch.empty(kv_heads, chosen, dtype=torch.int64)
+        queries, scores = folded.data_ptr(), (lse.data_ptr(), peak.data_ptr())
         for first, parts, column in self._parts.stretches():
             table = byref(self._parts.table, first * sizeof(PartArgument))
-            native.scan(layer, table, parts, folded, rows, column, count, *scores)
+            native.scan(layer, table, parts, queries, rows, column, count, *scores)
         native.choose(layer, scores[0], rows, count, chosen, mass.data_ptr(), blocks.data_ptr())
-        step.block_mass[g.index] = mass
-        return blocks
+        return blocks, mass
 
     def _load_changed(self, blocks: Tensor | None, step: Step) -> int:
         """As `_place`: what is there already stays."""
