@@ -18,6 +18,7 @@ import numpy as np
 
 from infllm_cli import prompts, quoting, recall
 from infllm_cli.decoding import IncrementalDecoder
+from infllm_cli.echo import Echo
 from infllm_cli.events import Answer, Looked, Quoted, TokenOut
 from infllm_cli.evidence import AttentionRecord, Passage, mass_on_document
 from infllm_cli.likelihood import can_judge, question_likelihood
@@ -279,13 +280,14 @@ class Asking:
                     yield _looked(step, index, "", record, before)
                     before = time.perf_counter()
         sampler = Sampler(self.options)
+        echo = Echo(self.reader.loaded.tokenizer, self.question)
         decoder = IncrementalDecoder(self.reader.loaded.tokenizer.backend_tokenizer)
         written: list[int] = []
         text = ""
         first_token_seconds = 0.0
         finish = "length"
         while True:
-            token = sampler(mixture(voices))
+            token = sampler(echo.forbid(mixture(voices), text))
             if not written:
                 first_token_seconds = time.perf_counter() - began
             if token in prompt.stop_ids:
