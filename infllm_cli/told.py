@@ -69,6 +69,7 @@ def answer_as_json(answer: Answer, document: Document, most: int) -> dict[str, A
         "finish": answer.finish,
         "tokens": answer.tokens,
         "seconds": round(answer.seconds, 3),
+        "quote_seconds": None if answer.quote_seconds is None else round(answer.quote_seconds, 3),
         "first_token_seconds": round(answer.first_token_seconds, 3),
         "evidence": [passage_as_json(passage, document) for passage in answer.evidence[:most]],
         "reread": [passage_as_json(passage, document) for passage in answer.reread],

@@ -110,6 +110,7 @@ def test_a_quote_stands_in_the_document_and_comes_first(answering: Answering, wh
     assert isinstance(events[0], Quoted)
     passage = events[0].passage
     assert events[-1].quote == passage and "Gideon Marl" in passage.text
+    assert 0 < events[-1].quote_seconds < events[-1].first_token_seconds
     first, last = passage.lines
     assert passage.text in "\n".join(text.split("\n")[first - 1 : last])
     # What is re-read as text holds it.
