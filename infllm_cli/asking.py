@@ -31,7 +31,9 @@ from infllm_cli.voices import Voice, follow, fresh_state, mixture, weigh
 if TYPE_CHECKING:
     from infllm_cli.reader import Memory, Reader
 
-# Models below this many parameters misremember what they have just read: the sentence is quoted.
+# Models below this many parameters misremember what they have just read: the sentence is quoted,
+# and asked alone even where the whole document is attended. Of 24 questions on halves of the sample
+# story the default model then answers 11 instead of 1 in its own words.
 QUOTED_BELOW = 1_000_000_000
 
 
@@ -53,9 +55,7 @@ class Asking:
         """Ask; the memory is as before when the iterator ends or is closed."""
         began = time.perf_counter()
         memory = self.memory
-        fused = np.zeros(len(memory.passages))
-        if self.options.answering is not Answering.MEMORY and not (memory.whole and not self.alone):
-            fused = self._fused()
+        fused = self._fused()
         first = None if self.alone else memory.first_position
         record = AttentionRecord(memory.document, memory.tokens, memory.passages, first)
         quote = sentence = None
@@ -77,19 +77,25 @@ class Asking:
             voices = []
             if not self.alone:
                 stack.enter_context(memory.state.question())
-                voices.append(self._memory_voice(passages, record))
+                # What is attended whole need not be read again.
+                voices.append(self._memory_voice([] if memory.whole else passages, record))
             if self.alone:
                 voices.append(self._passages_voice(passages, record))
             elif passages and sentence is not None and self._is_prose(sentence):
                 voices.append(self._sentence_voice(sentence))
+                passages = [] if memory.whole else passages
             elif passages:
                 voices.append(self._passages_voice(passages))
             yield from self._answer(voices, passages, quote, record, began)
 
     def _quotes(self) -> bool:
         wish, both = self.options.quote, self.options.answering is Answering.BOTH
-        small = self.reader.parameters < QUOTED_BELOW
-        return wish is Quoting.ALWAYS or (wish is Quoting.AUTO and both and small)
+        return wish is Quoting.ALWAYS or (wish is Quoting.AUTO and both and self._is_small)
+
+    @property
+    def _is_small(self) -> bool:
+        """Whether the model misremembers what it has just read."""
+        return self.reader.parameters < QUOTED_BELOW
 
     # -- recall -------------------------------------------------------------------------------
 
@@ -121,9 +127,12 @@ class Asking:
     def _fused(self) -> np.ndarray:
         """How well each passage [P] fits the question; 0 where nothing is known of it."""
         memory, most = self.memory, self.options.candidates
+        whole = memory.whole and not self.alone
+        if self.options.answering is Answering.MEMORY or (whole and not self._is_small):
+            return np.zeros(len(memory.passages))
         words = memory.words.scores(self.question)
         rankings, weights = [words], [1.0]
-        if self.alone or most == 0 or self._sure(words):
+        if self.alone or whole or most == 0 or self._sure(words):
             pass
         elif can_judge(memory.state):
             # Of a long document words choose alone: there the likelihood costs passages and time.

@@ -290,6 +290,7 @@ def greedy(reader: Reader, ids: list[int], tokens: int) -> list[int]:
 @pytest.mark.parametrize("kind", ["llama", "gemma3_text", "phi3"])
 def test_a_document_that_fits_is_answered_as_by_the_library(kind: str, spy: Spy) -> None:
     reader = make_reader(kind=kind)
+    reader.__dict__["parameters"] = 7_000_000_000
     memory = read_text(reader, TEXT[:1200], whole=True)
     options = replace(SHORT, max_tokens=20)
     answer = reader.ask(memory, "Where is the whale?", options)
@@ -312,6 +313,21 @@ def test_a_document_that_fits_is_answered_as_by_the_library(kind: str, spy: Spy)
     decoded = reader.loaded.tokenizer.decode(expected, skip_special_tokens=True)
     assert answer.text == decoded.strip().rstrip("\ufffd").strip()
     assert memory.whole and not answer.reread
+
+
+def test_a_small_model_is_asked_about_the_sentence_alone_as_well(
+    reader: Reader, spy: Spy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory = read_text(reader, TEXT[:1200], whole=True)
+    question = " ".join(TEXT[300:400].split()[1:-1])
+    alone = reader.prompt.one_turn[0].tolist()
+    answer = reader.ask(memory, question, SHORT)
+    assert answer.quote is not None and not answer.reread
+    ids = spy.all_ids()
+    starts = [i for i in range(len(ids)) if ids[i : i + len(alone)] == alone]
+    assert len(starts) > 1, "behind the document's own beginning there is another one"
+    again = reader.ask(memory, question, replace(SHORT, answering=Answering.MEMORY))
+    assert again.quote is None
 
 
 # --- evidence ------------------------------------------------------------------------------------
