@@ -11,11 +11,8 @@ from typing import Any
 
 from torch import Tensor
 
-# With these a question begins and hardly ever an answer. Any other first word ("In which town")
-# may begin both, and only its second one is forbidden behind it.
-ASKING = frozenset(
-    ["who", "whom", "whose", "what", "when", "where", "which", "why", "how", "did", "do", "does"]
-)
+from infllm_cli.words import ASKING
+
 # Behind these an answer begins, or begins anew.
 OPENING = ':"\u201c\n'
 FORBIDDEN = -1e9  # finite: a logit that is not is a sign of broken numbers
@@ -30,7 +27,7 @@ class Echo:
 
     def __init__(self, tokenizer: Any, question: str) -> None:
         first, second, *_ = [*question.split(), "", ""]
-        asks = first.lower() in ASKING
+        asks = first.lower() in ASKING  # any other ("In which town") may begin an answer, too
         self._before = "" if asks else first.lower()
         word = first if asks else second
         forms = {word, word.lower(), word.capitalize()} if word else set()

@@ -22,6 +22,10 @@ B = 0.75
 # the first four: 57 instead of 54; of 16 on a repository dump 13 instead of 12.
 NEIGHBOUR = 0.2
 FEW = 20  # passages
+# With these a question begins and hardly ever an answer.
+ASKING = frozenset(
+    ["who", "whom", "whose", "what", "when", "where", "which", "why", "how", "did", "do", "does"]
+)
 # Words that weigh less (those of more than a fifth of all passages) say nothing of their own.
 COMMON = 1.6
 _WORD = re.compile(r"\w+")
@@ -103,6 +107,9 @@ class WordIndex:
     def telling(self, question: str) -> np.ndarray:
         """The same [W], 0 for words that most questions share."""
         weights = self.weights(question)
+        if self._held_by is not None:  # in a short text these, too, may be rare
+            asking = {stem(word) for word in ASKING}
+            weights[[word in asking for word in sorted(set(words_of(question)))]] = 0.0
         return np.where(weights < COMMON, 0.0, weights)
 
     def findable(self, question: str) -> dict[str, float]:
