@@ -23,6 +23,7 @@ def place(tmp_path_factory):
 
 def chat(place, *more):
     common = ["--model", place / "model", "--cache-dir", place / "cache", "--dtype", "f32"]
+    common += ["--quote", "never"]  # what is tested is the course of a conversation
     return ["chat", place / "book.txt", *more, *common]
 
 
