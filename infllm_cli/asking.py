@@ -81,7 +81,7 @@ class Asking:
                 voices.append(self._memory_voice([] if memory.whole else passages, record))
             if self.alone:
                 voices.append(self._passages_voice(passages, record))
-            elif passages and sentence is not None and self._is_prose(sentence):
+            elif passages and self._is_small and sentence and self._is_prose(sentence):
                 voices.append(self._sentence_voice(sentence))
                 passages = [] if memory.whole else passages
             elif passages:
