@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, TextIO
 from infllm_cli import memory_file
 from infllm_cli.document import Document
 from infllm_cli.errors import CapacityError, Interrupted, UsageError
-from infllm_cli.events import Answer, Looked, Quoted, TokenOut
+from infllm_cli.events import Answer, AskEvent, Encoding, Looked, Quoted, Remark, TokenOut
 from infllm_cli.evidence import Passage
 from infllm_cli.keeping import Keeper
 from infllm_cli.memory.knobs import Policy
@@ -161,7 +161,7 @@ def ask_all(
 
 
 def ask_one(
-    steps: Iterator[Looked | Quoted | TokenOut | Answer],
+    steps: Iterator[AskEvent],
     question: str,
     console: Console,
     out: TextIO,
@@ -202,6 +202,10 @@ def ask_one(
                     out.flush()
             elif isinstance(event, Looked):
                 console.looked(event)
+            elif isinstance(event, Encoding):
+                console.fetching("comparing sentences", event.done, event.total)
+            elif isinstance(event, Remark):
+                console.note(event.text)
     except KeyboardInterrupt:
         steps.close()
         answer = Answer(question, said.strip(), "interrupted", 0, 0.0, 0.0, quote=quote)

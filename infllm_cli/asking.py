@@ -5,7 +5,6 @@ All of it happens between the memory's mark and its rollback: a question leaves 
 
 from __future__ import annotations
 
-import itertools
 import math
 import textwrap
 import time
@@ -19,12 +18,11 @@ import numpy as np
 from infllm_cli import prompts, quoting, recall
 from infllm_cli.decoding import IncrementalDecoder
 from infllm_cli.echo import Echo
-from infllm_cli.events import Answer, Looked, Quoted, TokenOut
-from infllm_cli.evidence import AttentionRecord, Passage, mass_on_document
-from infllm_cli.likelihood import can_judge, question_likelihood
+from infllm_cli.events import Answer, AskEvent, Looked, Quoted, TokenOut
+from infllm_cli.evidence import AttentionRecord, Passage
 from infllm_cli.memory.step import Step
 from infllm_cli.quotable import is_prose, widen
-from infllm_cli.recall import Impression
+from infllm_cli.recalling import Recalling
 from infllm_cli.sampling import Answering, AnswerOptions, Quoting, Sampler, is_looping
 from infllm_cli.voices import Voice, follow, fresh_state, mixture, weigh
 
@@ -51,16 +49,17 @@ class Asking:
         self.alone = options.answering is Answering.PASSAGES
         self._quoted_after: float | None = None  # seconds
 
-    def steps(self) -> Iterator[Looked | Quoted | TokenOut | Answer]:
+    def steps(self) -> Iterator[AskEvent]:
         """Ask; the memory is as before when the iterator ends or is closed."""
         began = time.perf_counter()
         memory = self.memory
-        fused = self._fused()
+        recalling = Recalling(self.reader, memory, self.question, self.options, self._is_small)
+        fused = yield from recalling.passages()
         first = None if self.alone else memory.first_position
         record = AttentionRecord(memory.document, memory.tokens, memory.passages, first)
         quote = sentence = None
         if self._quotes() or self.options.answering is Answering.BOTH:
-            sentence = self._sentence(fused)
+            sentence = recalling.sentence(fused)
         if sentence is not None:
             if self._quotes():
                 quote = self._quote(sentence, record)
@@ -69,7 +68,7 @@ class Asking:
             if fused.any():  # what is quoted is re-read, too
                 fused[sentence.passage] = fused.max() + 1
         if not self.alone:  # behind the quotation, which need not wait for it
-            neutral = self._neutral()
+            neutral = recalling.neutral()
             record.expect(neutral.asked, neutral.closed)
         sizes = np.diff(memory.passages.borders)
         passages = recall.choose(fused, sizes, self.options.reread_tokens)
@@ -97,86 +96,7 @@ class Asking:
         """Whether the model misremembers what it has just read."""
         return self.reader.parameters < QUOTED_BELOW
 
-    # -- recall -------------------------------------------------------------------------------
-
-    def _neutral(self) -> Impression:
-        """Where a question about nothing in particular looks; found once, the same for all."""
-        if self.memory.neutral is None:
-            self.memory.neutral = self._impression(recall.NEUTRAL_QUESTION, closing=True)
-        return self.memory.neutral
-
-    def _impression(self, question: str, *, closing: bool = False) -> Impression:
-        """Put a question to the memory without an answer: where do its own words look?
-
-        `closing` also tells where what follows the question looks.
-        """
-        prompt, memory = self.prompt, self.memory
-
-        def mass(steps: list[Step]) -> np.ndarray:
-            first, count = memory.first_position, len(memory.tokens)
-            return np.mean([mass_on_document(step, first, count) for step in steps], axis=0)
-
-        with memory.state.question():
-            voice = Voice(self.reader, memory.state)
-            # Nobody asks where these look: a cheap lookup is enough.
-            voice.read(np.concatenate([prompt.turn, prompt.task_ids()]))
-            asked = voice.ask(prompt.question_ids(question))
-            closed = voice.ask(prompt.closing) if closing else asked
-        return Impression(recall.attention_profile(asked), mass(asked), mass(closed))
-
-    def _fused(self) -> np.ndarray:
-        """How well each passage [P] fits the question; 0 where nothing is known of it."""
-        memory, most = self.memory, self.options.candidates
-        whole = memory.whole and not self.alone
-        if self.options.answering is Answering.MEMORY or (whole and not self._is_small):
-            return np.zeros(len(memory.passages))
-        words = memory.words.scores(self.question)
-        rankings, weights = [words], [1.0]
-        if self.alone or whole or most == 0 or self._sure(words):
-            pass
-        elif can_judge(memory.state):
-            # Of a long document words choose alone: there the likelihood costs passages and time.
-            if len(words) <= most:
-                rankings.append(self._likelihood())
-                weights.append(recall.LIKELIHOOD_WEIGHT)
-        else:
-            profile = self._impression(self.question).profile
-            if profile.size:
-                per_block = recall.attention_scores(profile, self._neutral().profile)
-                rankings.append(memory.to_passages(per_block))
-                weights.append(recall.ATTENTION_WEIGHT)
-        return recall.fuse(rankings, weights)
-
-    def _sure(self, words: np.ndarray) -> bool:
-        """Whether the best passage by words [P] leaves little to ask others for."""
-        best = int(words.argmax())
-        return words[best] > 0 and self.memory.words.coverage(self.question, best) >= recall.SURE
-
-    def _likelihood(self) -> np.ndarray:
-        """Of the question behind each passage [P]."""
-        memory, first = self.memory, self.memory.first_position
-        borders = memory.passages.borders
-        return question_likelihood(
-            self.reader.model,
-            memory.state,
-            [(int(a) + first, int(b) + first) for a, b in itertools.pairwise(borders)],
-            self.prompt.plain_ids("\n\n" + prompts.QUESTION),
-            self.prompt.plain_ids(self.question.strip()),
-        )
-
-    def _sentence(self, fused: np.ndarray) -> quoting.Sentence | None:
-        """The sentence to quote, out of the passages that fit best."""
-        memory = self.memory
-        if not fused.any():  # nothing has been recalled: by words
-            fused = memory.words.scores(self.question)
-        best = [int(i) for i in np.argsort(-fused, kind="stable")[: quoting.PASSAGES] if fused[i]]
-        text = memory.document.text
-        return quoting.best_sentence(
-            self.question,
-            text,
-            memory.words,
-            quoting.sentences_of(text, memory.tokens, memory.passages, best),
-        )
+    # -- quotation ----------------------------------------------------------------------------
 
     def _quote(self, sentence: quoting.Sentence, record: AttentionRecord) -> Passage:
         """What is shown of a sentence: itself and what stands around it."""

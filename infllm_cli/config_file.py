@@ -70,6 +70,7 @@ SETTINGS: dict[str, str | tuple[str, ...]] = {
     "infini-update": tuple(item.value for item in InfiniUpdate),
     "infini-gates": tuple(item.value for item in InfiniGates),
     "reread-tokens": WHOLE,
+    "encoder": TEXT,
     "candidates": WHOLE,
     "scan-every": WHOLE,
 }

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from infllm_cli.errors import ModelError
-from infllm_cli.events import Answer, Looked, TokenOut
+from infllm_cli.events import Answer, AskEvent
 from infllm_cli.memory.step import Phase
 from infllm_cli.sampling import Answering, AnswerOptions
 
@@ -62,9 +62,7 @@ class Conversation:
         starts = [layer.window.start for layer in self.memory.state.tiered]
         return self.memory.state.tokens - max([self._began, *starts])
 
-    def ask_steps(
-        self, question: str, options: AnswerOptions | None = None
-    ) -> Iterator[Looked | TokenOut | Answer]:
+    def ask_steps(self, question: str, options: AnswerOptions | None = None) -> Iterator[AskEvent]:
         """Ask a question; events as of `Reader.ask_steps`. The answer becomes part of the memory.
 
         Closed before its end, it leaves the memory as before: see `remember`.

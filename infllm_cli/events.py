@@ -25,6 +25,21 @@ class ChunkRead:
 
 
 @dataclass(frozen=True, slots=True)
+class Remark:
+    """Something that the user should know, once."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Encoding:
+    """Sentences of the document are being encoded, for a question in other words than theirs."""
+
+    done: int
+    total: int
+
+
+@dataclass(frozen=True, slots=True)
 class Looked:
     """A step of asking or answering looked into the memory.
 
@@ -86,3 +101,6 @@ class Answer:
     reread: list[Passage] = field(default_factory=list)
     quote: Passage | None = None
     quote_seconds: float | None = None
+
+
+AskEvent = Remark | Encoding | Looked | Quoted | TokenOut | Answer

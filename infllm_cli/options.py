@@ -262,9 +262,19 @@ Candidates = Annotated[
     int,
     typer.Option(
         envvar="INFLLM_CANDIDATES",
-        help="Of a document with up to so many passages the model judges each by how likely it "
-        "makes the question, where its words leave that open; of others words alone choose what "
-        "is read again.",
+        help="With --encoder off, of a document with up to so many passages: the model judges "
+        "each by how likely it makes the question, where its words leave that open.",
+        rich_help_panel=ADVANCED,
+    ),
+]
+Encoder = Annotated[
+    str,
+    typer.Option(
+        metavar="NAME",
+        envvar="INFLLM_ENCODER",
+        help="The sentence encoder that finds what is asked in other words than the text's: its "
+        "name, a folder or a hub id in the form of sentence-transformers, or off. Fetched "
+        "(84 MB) when a question first needs it.",
         rich_help_panel=ADVANCED,
     ),
 ]

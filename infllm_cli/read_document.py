@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from infllm_cli.document import Document
+from infllm_cli.meaning import Meanings
 from infllm_cli.memory.model_memory import ModelMemory
 from infllm_cli.passages import Passages
+from infllm_cli.quoting import Sentence, sentences_of
 from infllm_cli.recall import Impression
 from infllm_cli.tokens import Tokens
 from infllm_cli.words import WordIndex
@@ -39,6 +42,9 @@ class Memory:
     device_bytes_peak: int = 0
     # What any question looks at; found when first needed.
     neutral: Impression | None = None
+    # Its sentences as vectors; made when a question first needs them, or found in its folder.
+    meanings: Meanings | None = None
+    folder: Path | None = None  # of the saved memory that all of it comes from
 
     @property
     def first_position(self) -> int:
@@ -49,6 +55,12 @@ class Memory:
     def words(self) -> WordIndex:
         """The words of every passage."""
         return WordIndex(self.document.text, self.tokens, self.passages)
+
+    @cached_property
+    def sentences(self) -> list[Sentence]:
+        """All that can be quoted, in document order."""
+        every = list(range(len(self.passages)))
+        return sentences_of(self.document.text, self.tokens, self.passages, every)
 
     def to_passages(self, per_block: np.ndarray) -> np.ndarray:
         """Scores [N] of stored blocks, to passages [P]; passages outside all blocks get 0."""

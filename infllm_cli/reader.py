@@ -21,7 +21,7 @@ from infllm_cli.attention import MemoriesCall, MemoryCall, forward
 from infllm_cli.capacity import Capacity, Room
 from infllm_cli.document import Document
 from infllm_cli.errors import DocumentError, InfllmError, UsageError
-from infllm_cli.events import Answer, ChunkRead, Looked, Quoted, TokenOut
+from infllm_cli.events import Answer, AskEvent, ChunkRead
 from infllm_cli.gates import choose_gates
 from infllm_cli.kernels.native.choice import NativeKernels
 from infllm_cli.memory.config import MemoryConfig
@@ -38,6 +38,7 @@ from infllm_cli.tokens import Tokens
 
 if TYPE_CHECKING:
     from infllm_cli.digests import Summary
+    from infllm_cli.encoder import SentenceEncoder
     from infllm_cli.summary_options import SummaryOptions
 
 # Tokens kept free for question and answer when a document might just fit as a whole.
@@ -62,6 +63,9 @@ class Reader:
         self.config = config or MemoryConfig.for_model(loaded.trained_length)
         self.config.check_fits(loaded.trained_length)
         self.gates = choose_gates(loaded, self.config)
+        self._encoders: dict[str, SentenceEncoder] = {}
+        self.lacks_encoder = False  # it could not be fetched, which has been told
+        self._progress: Callable[[str, int, int], None] | None = None
         with quiet_transformers():
             self.prompt = prompts.build_prompt(loaded.tokenizer, loaded.model.generation_config)
 
@@ -106,7 +110,25 @@ class Reader:
         if loaded.device.type == "cpu":
             native.prepare()
         loaded.device_options = DeviceOptions(limit_bytes=device_limit_bytes, native=native)
-        return cls(loaded, MemoryConfig.for_model(loaded.trained_length, **sizes))
+        reader = cls(loaded, MemoryConfig.for_model(loaded.trained_length, **sizes))
+        reader._progress = progress
+        return reader
+
+    def encoder(self, name: str) -> SentenceEncoder:
+        """The sentence encoder of this name, fetched and loaded when first asked for.
+
+        Raises:
+            InfllmError: see `models.encoders.resolve_encoder` and `SentenceEncoder`.
+        """
+        from infllm_cli.encoder import SentenceEncoder
+        from infllm_cli.models import catalog, encoders
+
+        if name not in self._encoders:
+            cache_dir = self.loaded.cache_dir or catalog.default_cache_dir()
+            report = self._progress or (lambda stage, done, total: None)
+            folder = encoders.resolve_encoder(name, cache_dir, report)
+            self._encoders[name] = SentenceEncoder(folder, self.loaded.device)
+        return self._encoders[name]
 
     def reserve_for(self, questions: list[str], options: AnswerOptions) -> int:
         """Tokens that the longest question and its answer take behind a document."""
@@ -254,7 +276,7 @@ class Reader:
 
     def ask_steps(
         self, memory: Memory, question: str, options: AnswerOptions | None = None
-    ) -> Iterator[Looked | Quoted | TokenOut | Answer]:
+    ) -> Iterator[AskEvent]:
         """Ask a question; the last event is the `Answer`.
 
         The memory is as before when the iterator ends or is closed.
@@ -275,7 +297,7 @@ class Reader:
         question: str,
         options: AnswerOptions | None = None,
         *,
-        on_event: Callable[[Looked | Quoted | TokenOut], None] | None = None,
+        on_event: Callable[[AskEvent], None] | None = None,
     ) -> Answer:
         """Ask a question and wait for the answer; arguments and errors as `ask_steps`."""
         answer = None

@@ -17,6 +17,7 @@ from infllm_cli.errors import Interrupted
 from infllm_cli.impressions import keep_neutral, recall_neutral
 from infllm_cli.keeping import Keeper
 from infllm_cli.limits import disk_room, memories_folder
+from infllm_cli.meaning_files import keep_meanings
 from infllm_cli.reader import Memory, Reader
 from infllm_cli.shelf import Shelf
 
@@ -139,10 +140,14 @@ def kept(source: Source, reader: Reader, memory: Memory, console: Console) -> It
         _read(reader, memory, keeper, console)
         _remember_speed(reader, memory, cache_dir)
         # Of a memory that was read just now there is none, and its files are still being written.
-        known = not memory.read_tokens and recall_neutral(keeper.saved_path(), reader, memory)
+        if not memory.read_tokens:
+            memory.folder = keeper.saved_path()
+        known = recall_neutral(memory.folder, reader, memory)
         yield keeper
         if not known:
             keep_neutral(keeper.saved_path(), reader, memory)
+        if memory.meanings is not None:
+            keep_meanings(keeper.saved_path(), memory.meanings)
 
 
 def _read(reader: Reader, memory: Memory, keeper: Keeper, console: Console) -> None:

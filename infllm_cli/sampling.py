@@ -42,6 +42,7 @@ class AnswerOptions:
     answering: Answering = Answering.BOTH
     reread_tokens: int = 480  # about four passages: more of them distract a small model
     candidates: int = 128  # of a document with up to so many passages each is judged
+    encoder: str | None = None  # of sentences, for questions in other words; see `models.encoders`
     quote: Quoting = Quoting.AUTO
     prefill: str = ""  # what the answer begins with; the model goes on from there
 

@@ -25,7 +25,8 @@ FORMAT = 2  # of the files of a memory; part of its key as well
 MANIFEST = "memory.json"
 DOCUMENT = "document_sha256"  # in it
 LOCK = "lock"
-IMPRESSIONS = "neutral-"  # of what has been found out about a memory: see `impressions`
+# What has been found out about a memory and lies beside it: see `impressions`, `meaning_files`.
+IMPRESSIONS, MEANINGS = "neutral-", "meaning-"
 SPILLED = "spilled-"  # folders of blocks that are not kept, only out of the RAM
 
 
@@ -188,7 +189,8 @@ class Shelf:
         known: set[str] = set()
         if record:
             known = {MANIFEST, *(file.name for file in record.files)}
-            known |= {file.name for file in folder.glob(f"{IMPRESSIONS}*.npz")}
+            beside = (folder.glob(f"{prefix}*.npz") for prefix in (IMPRESSIONS, MEANINGS))
+            known |= {file.name for files in beside for file in files}
         place.keep_only(known)
         return place
 

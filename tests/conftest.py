@@ -26,6 +26,8 @@ for _name in ("COLUMNS", "LINES"):
 os.environ["XDG_CONFIG_HOME"] = os.devnull
 # Most tests are about reading: only those of saved memories (`--save`) find what others have read.
 os.environ["INFLLM_SAVE"] = "false"
+# Nor is a sentence encoder fetched by a test that does not ask for one.
+os.environ["INFLLM_ENCODER"] = "off"
 
 torch.set_num_threads(1)  # tiny tensors: a second thread only waits for the first
 

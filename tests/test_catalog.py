@@ -341,7 +341,8 @@ def test_describe_looks_into_the_text_part_of_a_multimodal_configuration(tmp_pat
 
 
 def test_an_absent_catalog_model_is_listed_and_described(cache, shop):
-    (listed,) = catalog.installed(cache)
+    listed, encoder = catalog.installed(cache)
+    assert encoder.source == "encoder"
     assert (listed.name, listed.present, listed.size_bytes) == ("tiny", False, 0)
     assert listed.download_bytes > 0
     facts = catalog.describe("small", cache)

@@ -66,6 +66,7 @@ def questions(
             cache_dir=model.cache_dir,
             max_tokens=max_tokens,
             reread_tokens=recall.reread_tokens,
+            encoder=recall.encoder,
             candidates=recall.candidates,
             quote=quote.value,
             as_json=as_json,

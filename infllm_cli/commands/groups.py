@@ -51,6 +51,7 @@ from infllm_cli.options import (
     DeviceLimit,
     DiskLimit,
     Dtype,
+    Encoder,
     HostLimit,
     MaxTokens,
     MemoryBudget,
@@ -74,6 +75,8 @@ from infllm_cli.options import (
 
 if TYPE_CHECKING:
     from infllm_cli.limits import Limits
+
+DEFAULT_ENCODER = "all-minilm-l6-v2"  # of `models.encoders`, which is not imported for a help text
 
 
 @dataclass(frozen=True)
@@ -110,6 +113,7 @@ class RecallFlags:
     """What stands beside a question."""
 
     reread_tokens: RereadTokens = 480
+    encoder: Encoder = DEFAULT_ENCODER
     candidates: Candidates = 128
 
 

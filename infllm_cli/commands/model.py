@@ -28,18 +28,27 @@ def list_models(cache_dir: Cache = None) -> None:
 
 @group.command("pull")
 def pull(
-    model: Annotated[str, typer.Argument(help="Name, hub id or GGUF file.")] = "smollm2-135m",
+    model: Annotated[
+        str | None,
+        typer.Argument(help="Name, hub id or GGUF file; default: the default model and encoder."),
+    ] = None,
     cache_dir: Cache = None,
     quiet: Quiet = False,
 ) -> None:
     """Fetch and convert a model, so that the first question need not wait for it."""
     from infllm_cli.console import open_console
-    from infllm_cli.models.catalog import resolve
+    from infllm_cli.models.catalog import DEFAULT_MODEL, resolve
+    from infllm_cli.models.encoders import DEFAULT_ENCODER, resolve_encoder
 
-    console = open_console(quiet=quiet)
+    console, cache = open_console(quiet=quiet), _cache(cache_dir)
+    names = [DEFAULT_MODEL, DEFAULT_ENCODER] if model is None else [model]
     with clean_end(console):
-        folder = resolve(model, _cache(cache_dir), console.fetching)
-    sys.stdout.write(f"{folder.path}\n")
+        for name in names:
+            if name.strip().lower() == DEFAULT_ENCODER:
+                path = resolve_encoder(name, cache, console.fetching)
+            else:
+                path = resolve(name, cache, console.fetching).path
+            sys.stdout.write(f"{path}\n")
 
 
 @group.command("show")

@@ -57,8 +57,10 @@ def answer_options(sampling: SamplingFlags, recall: RecallFlags, sizes: SizeFlag
         UsageError: a value out of range.
     """
     from infllm_cli.memory.knobs import Policy
+    from infllm_cli.models import encoders
     from infllm_cli.sampling import Answering, AnswerOptions, Quoting
 
+    encoders.check_name(recall.encoder)
     if sampling.answering is not None:
         answering = Answering(sampling.answering.value)
     else:
@@ -72,5 +74,6 @@ def answer_options(sampling: SamplingFlags, recall: RecallFlags, sizes: SizeFlag
         answering=answering,
         quote=Quoting(sampling.quote.value),
         reread_tokens=recall.reread_tokens,
+        encoder=recall.encoder,
         candidates=recall.candidates,
     )

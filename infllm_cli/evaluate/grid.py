@@ -264,6 +264,7 @@ class GridRunner:
             "answering": options.answering.value,
             "max_tokens": task.max_tokens,
             "reread_tokens": options.reread_tokens,
+            "encoder": options.encoder,
             "candidates": options.candidates,
             "memory": self.readers[policy].config.as_dict(),
             **task.facts,

@@ -101,6 +101,7 @@ def grid_of(tasks: Sequence[Task], flags: TaskFlags) -> Grid:
         options=AnswerOptions(
             answering=Answering(flags.answering.value),
             reread_tokens=flags.reread_tokens,
+            encoder=flags.encoder,
             candidates=flags.candidates,
             quote=Quoting.NEVER,  # it is the model's own words that are scored
         ),

