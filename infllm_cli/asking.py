@@ -85,7 +85,8 @@ class Asking:
                 passages = [] if memory.whole else passages
             elif passages:
                 voices.append(self._passages_voice(passages))
-            yield from self._answer(voices, passages, quote, record, began)
+            answer = yield from self._answer(voices, passages, quote, record, began)
+            yield replace(answer, supported=False if recalling.foreign else None)
 
     def _quotes(self) -> bool:
         wish, both = self.options.quote, self.options.answering is Answering.BOTH
@@ -194,8 +195,8 @@ class Asking:
         quote: Passage | None,
         record: AttentionRecord,
         began: float,
-    ) -> Iterator[Looked | TokenOut | Answer]:
-        """Ask, and write the answer token by token."""
+    ) -> Iterator[Looked | TokenOut]:
+        """Ask, and write the answer token by token; it is returned."""
         prompt, heard = self.prompt, voices[0]
         asked = prompt.question_ids(self.question)
         prefill = prompt.prefill_ids(self.options.prefill)
@@ -241,7 +242,7 @@ class Asking:
         if rest:
             text += rest
             yield TokenOut(rest)
-        yield Answer(
+        return Answer(
             question=self.question,
             text=text.strip(),
             finish=finish,

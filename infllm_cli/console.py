@@ -66,7 +66,7 @@ class Console:
         """The answer is complete, and is about to be written."""
 
     def say_why_it_ended(self, answer: Answer) -> None:
-        """Where it was not the model that ended the answer; the answer has been written."""
+        """Where it was not the model that ended the answer, and where nothing speaks for it."""
         reason = {
             "length": "the answer was cut at --max-tokens.",
             "repeat": "the answer began to loop and was stopped.",
@@ -74,6 +74,10 @@ class Console:
         }.get(answer.finish)
         if reason is not None:
             self.note(reason)
+        if answer.supported is False:
+            self.note(
+                "nothing in the document comes near this question: the answer is probably made up."
+            )
 
     def evidence(self, answer: Answer, most: int) -> None:
         """Show the passages attended most."""

@@ -89,6 +89,7 @@ class Answer:
         reread: passages that stood as text beside the question, in document order.
         quote: the sentence of the document that fits the question best, if one was asked for.
         quote_seconds: from the question to the quotation, which comes before the first token.
+        supported: False where no sentence of the document comes near the question; None: not known.
     """
 
     question: str
@@ -101,6 +102,7 @@ class Answer:
     reread: list[Passage] = field(default_factory=list)
     quote: Passage | None = None
     quote_seconds: float | None = None
+    supported: bool | None = None
 
 
 AskEvent = Remark | Encoding | Looked | Quoted | TokenOut | Answer

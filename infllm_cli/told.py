@@ -66,6 +66,7 @@ def answer_as_json(answer: Answer, document: Document, most: int) -> dict[str, A
         "question": answer.question,
         "answer": answer.text,
         "quote": None if answer.quote is None else passage_as_json(answer.quote, document),
+        "supported": answer.supported,
         "finish": answer.finish,
         "tokens": answer.tokens,
         "seconds": round(answer.seconds, 3),

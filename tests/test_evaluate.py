@@ -39,6 +39,22 @@ def test_a_question_lies_beside_its_document(tmp_path: Path) -> None:
     assert question.is_answered_by("It was AHAB.") and not question.is_answered_by("Starbuck")
 
 
+def test_what_a_document_does_not_answer_has_no_answer_and_no_passage(tmp_path: Path) -> None:
+    absent = {"document": "a.txt", "question": "Whose cat?", "answer": None}
+    question = load_questions(written(tmp_path, [absent]))[0]
+    assert (question.answer, question.passage, question.kind) == (None, None, "absent")
+    assert not question.is_answered_by("anything")
+    document = decode_document(b"one\ntwo\n", "a.txt")
+    assert question.lines(document) == []
+    told = Answer("Whose cat?", "Mine.", "stop", 1, 1.0, 0.5, supported=False)
+    silent = replace(told, supported=None)
+    results = [judge(question, Way.BOTH, answer, document) for answer in (told, silent)]
+    assert [r.as_dict()["supported"] for r in results] == [False, None]
+    rows = table(results)
+    row = dict(zip(rows[0], rows[1], strict=True))
+    assert (row["kind"], row["unsupported"], row["own words"]) == ("absent", "1/2", "-")
+
+
 def test_only_the_documents_asked_for(tmp_path: Path) -> None:
     path = written(tmp_path, [ENTRY, {**ENTRY, "document": "b.txt"}])
     assert [q.document.name for q in load_questions(path, ["b.txt"])] == ["b.txt"]

@@ -126,6 +126,20 @@ def test_the_other_ways_of_answering_stay_what_they_are(reader, answering):
     assert reader._encoders["synonyms"].encoded == 0
 
 
+@pytest.mark.parametrize("whole", [False, True])
+def test_a_question_about_something_else_is_marked_and_nothing_is_quoted(reader, whole):
+    memory = read_text(reader, TEXT, whole=whole)
+    # What it asks for is no concept that the encoder finds in any sentence.
+    reader._encoders["synonyms"] = Synonyms("forged built", "battery", "lasts")
+    events = list(reader.ask_steps(memory, "Battery lasts?", OPTIONS))
+    assert events[-1].supported is False and events[-1].quote is None
+    assert not any(isinstance(event, Quoted) for event in events)
+    reader._encoders["synonyms"] = knowing()
+    memory.meanings = None
+    assert reader.ask(memory, QUESTION, OPTIONS).supported is None  # never claimed to be true
+    assert reader.ask(memory, "Who was Gideon Marl?", OPTIONS).supported is None
+
+
 # --- kept beside the memory ----------------------------------------------------------------------
 
 

@@ -244,7 +244,7 @@ def test_of_a_long_document_words_choose_alone(
     def judged(*_: object) -> None:
         raise InterruptedError
 
-    monkeypatch.setattr("infllm_cli.asking.question_likelihood", judged)
+    monkeypatch.setattr("infllm_cli.recalling.question_likelihood", judged)
     question = "Where does captain Ahab stand?"
     few = replace(SHORT, candidates=len(memory.passages) - 1)
     assert reader.ask(memory, question, few).reread
@@ -258,7 +258,7 @@ def test_judged_is_only_where_words_leave_something_open(
     def judged(*_: object) -> None:
         raise InterruptedError
 
-    monkeypatch.setattr("infllm_cli.asking.question_likelihood", judged)
+    monkeypatch.setattr("infllm_cli.recalling.question_likelihood", judged)
     words = memory.document.text.split()
     stretch = " ".join(words[200:206])
     assert reader.ask(memory, stretch, SHORT).reread

@@ -49,6 +49,7 @@ class Result:
         quoted: whether they or the quote do: what is printed.
         reread: whether the passage stood beside the question as text; None where nothing did.
         evidence: whether the passage is among the first `EVIDENCE_PASSAGES` of the evidence.
+        foreign: whether it was said that nothing in the document comes near the question.
     """
 
     question: Question
@@ -59,6 +60,7 @@ class Result:
     quoted: bool
     reread: bool | None
     evidence: bool
+    foreign: bool
     seconds: float
     first_token_seconds: float
 
@@ -75,6 +77,7 @@ class Result:
             "answered_with_quote": self.quoted,
             "reread": self.reread,
             "evidence": self.evidence,
+            "supported": False if self.foreign else None,
             "seconds": round(self.seconds, 3),
             "first_token_seconds": round(self.first_token_seconds, 3),
         }
@@ -131,6 +134,8 @@ def run_eval(request: EvalRequest, console: Console, out: TextIO) -> None:
     ):
         results.append(result)
         verdict = "right" if result.answered else "in the quote" if result.quoted else "wrong"
+        if result.question.answer is None:
+            verdict = "said to be absent" if result.foreign else "absent, and not said so"
         console.note(
             f"{result.way.value}: {verdict}: {result.question.text} -> {visible(result.text)}"
         )
@@ -243,6 +248,7 @@ def judge(question: Question, way: Way, answer: Answer, document: Document) -> R
         quoted=question.is_answered_by(f"{quote or ''}\n{answer.text}"),
         reread=holds(answer.reread) if answer.reread else None,
         evidence=holds(answer.evidence[:EVIDENCE_PASSAGES]),
+        foreign=answer.supported is False,
         seconds=answer.seconds,
         first_token_seconds=answer.first_token_seconds,
     )
@@ -250,7 +256,7 @@ def judge(question: Question, way: Way, answer: Answer, document: Document) -> R
 
 def table(results: list[Result]) -> list[list[str]]:
     """Rows of a table, the header first: a group is a document and a kind of question."""
-    columns = ("own words", "with quote", "re-read", "evidence", "first token")
+    columns = ("own words", "with quote", "re-read", "evidence", "unsupported", "first token")
     rows = [["document", "kind", "answering", *columns]]
     groups: dict[tuple[str, str, Way], list[Result]] = {}
     for result in results:
@@ -266,16 +272,14 @@ def table(results: list[Result]) -> list[list[str]]:
         n = len(group)
         reread = [result.reread for result in group if result.reread is not None]
         seconds = sum(result.first_token_seconds for result in group) / n
-        rows.append(
-            [
-                document,
-                kind,
-                way.value,
+        counts = ["-"] * 4
+        if any(result.question.answer for result in group):
+            counts = [
                 f"{sum(result.answered for result in group)}/{n}",
                 f"{sum(result.quoted for result in group)}/{n}",
                 f"{sum(reread)}/{n}" if reread else "-",
                 f"{sum(result.evidence for result in group)}/{n}",
-                f"{seconds:.1f} s",
             ]
-        )
+        foreign = f"{sum(result.foreign for result in group)}/{n}"
+        rows.append([document, kind, way.value, *counts, foreign, f"{seconds:.1f} s"])
     return rows

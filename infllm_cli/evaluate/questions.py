@@ -2,7 +2,8 @@
 
 A JSON list of objects: `document` (a file beside the list), `question`, `answer` (a regular
 expression, any case), `passage` (text of one line of the document that the answer follows from),
-and optionally `kind` (a group of its own in the results).
+and optionally `kind` (a group of its own in the results). Of what the document does not answer,
+`answer` is null and there is no passage.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from pathlib import Path
 from infllm_cli.document import Document
 from infllm_cli.errors import UsageError
 
-PLAIN = "plain"
+PLAIN, ABSENT = "plain", "absent"
 
 
 @dataclass(frozen=True)
@@ -24,19 +25,19 @@ class Question:
 
     Attributes:
         document: path of the document.
-        answer: found in a right answer.
+        answer: found in a right answer; None: the document holds none.
         passage: text of the document that the answer follows from.
     """
 
     document: Path
     text: str
-    answer: re.Pattern[str]
-    passage: str
+    answer: re.Pattern[str] | None
+    passage: str | None
     kind: str
 
     def is_answered_by(self, text: str) -> bool:
         """Whether an answer is right."""
-        return self.answer.search(text) is not None
+        return self.answer is not None and self.answer.search(text) is not None
 
     def lines(self, document: Document) -> list[int]:
         """The lines of the document, 1-based, on which the passage stands.
@@ -44,7 +45,9 @@ class Question:
         Raises:
             UsageError: it stands nowhere.
         """
-        found = []
+        found: list[int] = []
+        if self.passage is None:
+            return found
         at = document.text.find(self.passage)
         while at >= 0:
             found.append(document.lines_of(at, at + len(self.passage))[0])
@@ -85,19 +88,19 @@ def _question(path: Path, number: int, entry: object) -> Question:
     where = f"{path}, question {number}"
     if not isinstance(entry, dict):
         raise UsageError(f"{where} is no object.")
+    absent = "answer" in entry and entry["answer"] is None
     values = {}
-    for name in ("document", "question", "answer", "passage"):
+    for name in ("document", "question", "answer", "passage")[: 2 if absent else 4]:
         value = entry.get(name)
         if not isinstance(value, str) or not value.strip():
             raise UsageError(f"{where}: {name!r} must be a text.")
         values[name] = value
     try:
-        answer = re.compile(values["answer"], re.IGNORECASE)
+        answer = None if absent else re.compile(values["answer"], re.IGNORECASE)
     except re.error as error:
         raise UsageError(f"{where}: the answer is no regular expression: {error}.") from error
-    kind = entry.get("kind", PLAIN)
+    kind = entry.get("kind", ABSENT if absent else PLAIN)
     if not isinstance(kind, str):
         raise UsageError(f"{where}: 'kind' must be a text.")
-    return Question(
-        path.parent / values["document"], values["question"], answer, values["passage"], kind
-    )
+    document = path.parent / values["document"]
+    return Question(document, values["question"], answer, values.get("passage"), kind)
