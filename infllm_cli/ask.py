@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
-from infllm_cli import memory_file
+from infllm_cli import collector, memory_file
 from infllm_cli.document import Document
 from infllm_cli.errors import CapacityError, Interrupted, UsageError
 from infllm_cli.events import Answer, AskEvent, Encoding, Looked, Quoted, Remark, TokenOut
@@ -210,6 +210,7 @@ def ask_one(
         steps.close()
         answer = Answer(question, said.strip(), "interrupted", 0, 0.0, 0.0, quote=quote)
     assert answer is not None
+    collector.wake()
     console.end_answer(answer)
     if not silent:
         out.write(safe(written.rstrip("\n")) + "\n" if live else "\n")

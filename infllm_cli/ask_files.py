@@ -7,7 +7,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any, TextIO
 
-from infllm_cli import collector
 from infllm_cli.ask import AskRequest, ask_all, check_request
 from infllm_cli.early_check import CHECKERS
 from infllm_cli.errors import UsageError
@@ -15,6 +14,7 @@ from infllm_cli.identity import ASKING
 from infllm_cli.joining import join_memories
 from infllm_cli.memory.config import FLAGS, KNOB_FLAGS, MemoryConfig
 from infllm_cli.memory_file import MemoryFile
+from infllm_cli.models import lean_import
 from infllm_cli.models.loading import import_library
 from infllm_cli.reader import Memory, Reader
 from infllm_cli.reading import tell_plain_form
@@ -39,6 +39,7 @@ def run_ask_files(request: AskRequest, console: Console, out: TextIO) -> None:
     console.stage("checking the memory")
     with ThreadPoolExecutor(CHECKERS) as threads:
         checks = [threads.submit(check_sealed, path) for path in request.memory_files]
+        lean_import.want()
         import_library()  # meanwhile
         pairs = zip(request.memory_files, checks, strict=True)
         files = [MemoryFile(path, check) for path, check in pairs]
@@ -62,7 +63,6 @@ def run_ask_files(request: AskRequest, console: Console, out: TextIO) -> None:
         device_limit_bytes=limits.device,
         **{field.name: getattr(configs[0], field.name) for field in fields(configs[0])},
     )
-    collector.wake()
     tell_plain_form(reader, console)
     release = sum(file.size for file in files) > limits.host
     reserve = reader.reserve_for(request.questions, request.options)

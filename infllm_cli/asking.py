@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import textwrap
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -36,15 +36,25 @@ QUOTED_BELOW = 1_000_000_000
 
 
 class Asking:
-    """The course of one question; `steps` yields its events, the last of them the `Answer`."""
+    """The course of one question; `steps` yields its events, the last of them the `Answer`.
+
+    Args:
+        told: what the user has said before, and not asked.
+    """
 
     def __init__(
-        self, reader: Reader, memory: Memory, question: str, options: AnswerOptions
+        self,
+        reader: Reader,
+        memory: Memory,
+        question: str,
+        options: AnswerOptions,
+        told: Sequence[str] = (),
     ) -> None:
         self.reader = reader
         self.memory = memory
         self.question = question
         self.options = options
+        self.told = told
         self.prompt = reader.prompt
         self.alone = options.answering is Answering.PASSAGES
         self._quoted_after: float | None = None  # seconds
@@ -54,11 +64,14 @@ class Asking:
         began = time.perf_counter()
         memory = self.memory
         recalling = Recalling(self.reader, memory, self.question, self.options, self._is_small)
-        fused = yield from recalling.passages()
+        told = recalling.told(self.told) if self._is_small else None
+        fused = np.zeros(len(memory.passages))
+        if told is None:
+            fused = yield from recalling.passages()
         first = None if self.alone else memory.first_position
         record = AttentionRecord(memory.document, memory.tokens, memory.passages, first)
         quote = sentence = None
-        if self._quotes() or self.options.answering is Answering.BOTH:
+        if told is None and (self._quotes() or self.options.answering is Answering.BOTH):
             sentence = recalling.sentence(fused)
         if sentence is not None:
             if self._quotes():
@@ -80,6 +93,8 @@ class Asking:
                 voices.append(self._memory_voice([] if memory.whole else passages, record))
             if self.alone:
                 voices.append(self._passages_voice(passages, record))
+            elif told is not None:
+                voices.append(self._text_voice(told))
             elif passages and self._is_small and sentence and self._is_prose(sentence):
                 voices.append(self._sentence_voice(sentence))
                 passages = [] if memory.whole else passages
@@ -142,12 +157,17 @@ class Asking:
         With it instead of all passages the default model answers 13 instead of 9 of 24 questions
         on the sample story, and as many (4 of 24) on a novel, in a quarter of the tokens.
         """
-        prompt, document = self.prompt, self.memory.document
+        document = self.memory.document
         shown = self._around(sentence, most=quoting.SHOWN_CHARS, enough=math.inf)
         _, start, end = document.own(*shown)
+        return self._text_voice(document.text[start:end])
+
+    def _text_voice(self, text: str) -> Voice:
+        """A few sentences, alone."""
+        prompt = self.prompt
         voice = Voice(self.reader, fresh_state(self.reader))
-        text = prompt.plain_ids(document.text[start:end].strip() + "\n\n")
-        voice.read(np.concatenate([prompt.one_turn[0], text, prompt.task_ids()]))
+        ids = prompt.plain_ids(text.strip() + "\n\n")
+        voice.read(np.concatenate([prompt.one_turn[0], ids, prompt.task_ids()]))
         return voice
 
     def _passages_voice(self, passages: list[int], record: AttentionRecord | None = None) -> Voice:

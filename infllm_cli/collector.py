@@ -1,7 +1,8 @@
 """When does the garbage collector rest?
 
-While torch and transformers are imported. They make a million objects that stay to the end, over
-which it would walk again and again: that takes a fifth of the imports' time.
+From the start to the first thing that a command has to show. Torch and transformers make a million
+objects that stay to the end, over which it would walk again and again: that takes a fifth of the
+imports' time, and one more walk when it is woken.
 """
 
 from __future__ import annotations

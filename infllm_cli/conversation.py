@@ -70,7 +70,7 @@ class Conversation:
         options = options or AnswerOptions()
         assert options.answering is not Answering.PASSAGES, "a conversation is in the memory"
         answer = None
-        for event in self.reader.ask_steps(self.memory, question, options):
+        for event in self.reader.ask_steps(self.memory, question, options, told=self.told):
             if isinstance(event, Answer):
                 answer = event
             else:

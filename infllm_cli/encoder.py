@@ -15,6 +15,7 @@ import torch
 
 from infllm_cli.errors import ModelError
 from infllm_cli.models.folder import read_json
+from infllm_cli.models.lean_import import lean
 from infllm_cli.models.loading import choose_dtype, quiet_transformers
 
 # Of a sentence; those of a document are cut long before.
@@ -35,13 +36,13 @@ class SentenceEncoder:
     """
 
     def __init__(self, folder: Path, device: torch.device) -> None:
-        from transformers import AutoModel, AutoTokenizer
-
         self._first_token = _pools_by_first_token(folder)
         self._folder = folder
         dtype = choose_dtype("auto", device)
         try:
-            with quiet_transformers():
+            with lean(), quiet_transformers():
+                from transformers import AutoModel, AutoTokenizer
+
                 self._tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
                 self._model = AutoModel.from_pretrained(folder, dtype=dtype, local_files_only=True)
         except (OSError, ValueError, KeyError, RuntimeError, ImportError) as error:

@@ -6,7 +6,7 @@ Nothing is printed here: `read_steps` and `ask_steps` yield events, which a cons
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -275,11 +275,19 @@ class Reader:
     # -- asking -----------------------------------------------------------------------------
 
     def ask_steps(
-        self, memory: Memory, question: str, options: AnswerOptions | None = None
+        self,
+        memory: Memory,
+        question: str,
+        options: AnswerOptions | None = None,
+        *,
+        told: Sequence[str] = (),
     ) -> Iterator[AskEvent]:
         """Ask a question; the last event is the `Answer`.
 
         The memory is as before when the iterator ends or is closed.
+
+        Args:
+            told: what the user has said before, and not asked.
 
         Raises:
             UsageError: an empty question.
@@ -289,7 +297,7 @@ class Reader:
         options = options or AnswerOptions()
         needs_memory = options.answering is not Answering.PASSAGES
         assert memory.complete or not needs_memory, "a document is asked after it has been read"
-        return Asking(self, memory, question, options).steps()
+        return Asking(self, memory, question, options, told).steps()
 
     def ask(
         self,

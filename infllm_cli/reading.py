@@ -18,6 +18,7 @@ from infllm_cli.impressions import keep_neutral, recall_neutral
 from infllm_cli.keeping import Keeper
 from infllm_cli.limits import disk_room, memories_folder
 from infllm_cli.meaning_files import keep_meanings
+from infllm_cli.models import lean_import
 from infllm_cli.reader import Memory, Reader
 from infllm_cli.shelf import Shelf
 
@@ -58,6 +59,7 @@ def load_reader(source: Source, console: Console) -> Reader:
         if file.encoding not in ("utf-8", "ascii"):
             console.note(f"{file.name} is read as {file.encoding}.")
     console.stage("loading the model")
+    lean_import.want()
     source.early  # noqa: B018  goes on beside it
     reader = Reader.load(
         source.model.model,
@@ -68,7 +70,6 @@ def load_reader(source: Source, console: Console) -> Reader:
         device_limit_bytes=source.limits.parsed().device,
         **source.sizes.as_dict(),
     )
-    collector.wake()
     tell_plain_form(reader, console)
     if reader.gates.told:
         console.note(reader.gates.told)
@@ -158,6 +159,7 @@ def _read(reader: Reader, memory: Memory, keeper: Keeper, console: Console) -> N
         for event in reader.read_steps(memory):
             keeper.chunk_read()
             console.chunk_read(event)
+            collector.wake()  # not before something is to be seen: it looks at everything first
         keeper.finish()
     except KeyboardInterrupt:
         console.close()

@@ -8,7 +8,7 @@ likely each passage makes the question.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -25,6 +25,7 @@ from infllm_cli.models.encoders import OFF, is_default
 from infllm_cli.recall import Impression
 from infllm_cli.sampling import Answering, AnswerOptions
 from infllm_cli.voices import Voice
+from infllm_cli.words import words_of
 
 if TYPE_CHECKING:
     from infllm_cli.encoder import SentenceEncoder
@@ -75,6 +76,23 @@ class Recalling:
             meanings = yield from self._meanings(encoder)
             return self._by_meaning(words, meanings, encoder.encode([self.question])[0])
         return self._by_memory(words)
+
+    def told(self, statements: Sequence[str]) -> str | None:
+        """What the user said before, if it has more of the question's words than the document."""
+        words = self.memory.words
+        asked = sorted(set(words_of(self.question)))
+        weights = words.telling(self.question)
+        if not statements or not weights.any():
+            return None
+        scores = words.scores(self.question)
+        best = words.coverage(self.question, int(scores.argmax())) if scores.any() else 0.0
+        found = None
+        for statement in statements:
+            held = set(words_of(statement))
+            part = float(weights[[word in held for word in asked]].sum() / weights.sum())
+            if part >= recall.SURE and part > best:
+                found, best = statement, part - 1e-9  # of equals the last one
+        return found
 
     def sentence(self, fused: np.ndarray) -> quoting.Sentence | None:
         """The sentence to quote, out of the passages [P] that fit best."""

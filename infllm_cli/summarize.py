@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TextIO
 
+from infllm_cli import collector
 from infllm_cli.digests import PassDone, PieceTold, Summary
 from infllm_cli.errors import Interrupted, UsageError
 from infllm_cli.keeping import Keeper
@@ -63,6 +64,7 @@ def _summarize(
     passes: list[PassDone] = []
     summary = None
     steps = Summarizing(reader, memory, options).steps()
+    collector.wake()
     try:
         for event in steps:
             if isinstance(event, PieceTold):

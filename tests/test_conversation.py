@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from tiny_readers import SMALL, make_reader, memory_contents, read_text, same_contents
 
+from infllm_cli.asking import Asking
 from infllm_cli.conversation import converse
 from infllm_cli.events import Answer, TokenOut
 from infllm_cli.sampling import AnswerOptions
@@ -96,3 +97,36 @@ def test_a_transcript_tells_questions_answers_and_lines(reader):
         told = conversation.transcript()
     assert told.startswith("# text\n\n**What is it?**\n\n")
     assert answer.text in told and "(Evidence: line" in told
+
+
+def test_what_the_user_told_answers_where_the_document_has_less_of_the_question(
+    reader, monkeypatch
+):
+    memory = read_text(reader, TEXT)
+    shown = []
+    show = Asking._text_voice
+
+    def watched(asking, text):
+        shown.append(text)
+        return show(asking, text)
+
+    monkeypatch.setattr(Asking, "_text_voice", watched)
+    with converse(reader, memory) as conversation:
+        ask(conversation, "My dog is called Rufus.")
+        ask(conversation, "What is the goose called?")
+        assert conversation.told == ["My dog is called Rufus."]
+        shown.clear()
+        answer = ask(conversation, "How is my dog called?")
+        assert shown == ["My dog is called Rufus."]
+        assert answer.quote is None and not answer.reread and answer.supported is None
+        # The later of two.
+        ask(conversation, "My dog is called Rex now.")
+        shown.clear()
+        ask(conversation, "How is my dog called?")
+        assert shown == ["My dog is called Rex now."]
+        shown.clear()
+        ask(conversation, "Whose boat is called Patience?")  # all of it stands in the document
+        assert shown and "Patience" in shown[0] and "Rex" not in shown[0]
+    shown.clear()
+    ask_alone = list(reader.ask_steps(memory, "How is my dog called?", OPTIONS))
+    assert ask_alone[-1].text and not any("Rex" in text for text in shown)

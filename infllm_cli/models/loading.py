@@ -19,6 +19,7 @@ from infllm_cli.errors import CapacityError, ModelError, UsageError
 from infllm_cli.memory.device_path import DeviceOptions
 from infllm_cli.memory.layer import LayerGeometry
 from infllm_cli.memory.sliding import windows_only
+from infllm_cli.models.lean_import import lean
 from infllm_cli.models.packed import pack_linears
 from infllm_cli.models.probe import depends_on_length, probe_layers
 from infllm_cli.models.selftest import vouch
@@ -144,7 +145,8 @@ def _native_bf16(device: torch.device) -> bool:
 
 def import_library() -> None:
     """Import of transformers what every model needs: most of what a short command takes."""
-    from transformers import AutoModelForCausalLM, PreTrainedModel  # noqa: F401
+    with lean():
+        from transformers import AutoModelForCausalLM, PreTrainedModel  # noqa: F401
 
 
 def load_model(
@@ -159,8 +161,8 @@ def load_model(
     """
     chosen_device = choose_device(device)
     chosen_dtype = choose_dtype(dtype, chosen_device)
-    attention.register()
-    with quiet_transformers():
+    with lean(), quiet_transformers():
+        attention.register()
         config = _read_config(folder, name)
         _refuse_by_config(config, name)
         where = device_map(device, chosen_device)
@@ -184,7 +186,7 @@ def load_model(
 def load_plain(loaded: LoadedModel) -> nn.Module:
     """The same weights once more, as the library itself loads and runs them: to compare with."""
     assert loaded.folder is not None
-    with quiet_transformers():
+    with lean(), quiet_transformers():
         model, _ = _from_folder(loaded.folder, loaded.name, loaded.dtype, loaded.device)
         model.set_attn_implementation("sdpa")
     return model
@@ -216,7 +218,7 @@ def load_outline(folder: Path, name: str) -> Outline:
     """
     from transformers import GenerationConfig
 
-    with quiet_transformers():
+    with lean(), quiet_transformers():
         config = _read_config(folder, name)
         _refuse_by_config(config, name)
         try:
