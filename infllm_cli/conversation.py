@@ -62,6 +62,12 @@ class Conversation:
         starts = [layer.window.start for layer in self.memory.state.tiered]
         return self.memory.state.tokens - max([self._began, *starts])
 
+    @property
+    def told(self) -> list[str]:
+        """What the user has said and not asked."""
+        said = [turn.question.strip() for turn in self.turns]
+        return [text for text in said if not text.endswith(("?", "\uff1f", "\u061f"))]
+
     def ask_steps(self, question: str, options: AnswerOptions | None = None) -> Iterator[AskEvent]:
         """Ask a question; events as of `Reader.ask_steps`. The answer becomes part of the memory.
 

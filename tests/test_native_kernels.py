@@ -51,6 +51,7 @@ def test_functions_equal_their_twins(name: str, seed: int):
     assert {key.split(":")[0] for key in found} == {
         "begin",
         "scan",
+        "scan listed",
         "choose",
         "load",
         "attend",

@@ -13,6 +13,7 @@ from layer_streams import make_geometry, make_stream
 from native_library import kernels
 from tiny_readers import make_reader, memory_contents, read_text, same_contents
 
+from infllm_cli.memory import shortlist
 from infllm_cli.memory.codecs import Codec
 from infllm_cli.memory.config import Lookup, MemoryConfig
 from infllm_cli.memory.device_path import DeviceOptions
@@ -61,8 +62,13 @@ def run(memory: ModelMemory, streams, phase: Phase, length: int):
     return outs, step
 
 
-def follow(config: MemoryConfig, course=COURSE, whole: int = 0, **kinds) -> ModelMemory:
-    """Let both go through a course, compare every step; the memory that answers in C."""
+def follow(
+    config: MemoryConfig, course=COURSE, whole: int = 0, *, scans: bool = True, **kinds
+) -> ModelMemory:
+    """Let both go through a course, compare every step; the memory that answers in C.
+
+    `scans`: at the same steps, too.
+    """
     layers = make_layers(**kinds)
     streams = [make_stream(g, 400) for g in layers]
     memories = both(config, layers, whole)
@@ -76,6 +82,8 @@ def follow(config: MemoryConfig, course=COURSE, whole: int = 0, **kinds) -> Mode
                     layer.seal()
             asked = True
         (outs, plain), (others, ours) = (run(m, streams, phase, length) for m in memories)
+        if not scans:
+            ours.block_mass = dict(plain.block_mass)
         compare(outs, plain, others, ours)
     return memories[1]
 
@@ -98,7 +106,7 @@ def calls(monkeypatch) -> list[str]:
     """The names of what is computed in C from now on."""
     library = kernels().get()
     found: list[str] = []
-    for name in ("begin", "scan", "choose", "load", "attend", "note"):
+    for name in ("begin", "scan", "scan_listed", "choose", "load", "attend", "note"):
         function = getattr(library, name)
 
         def counted(*arguments, name=name, function=function):
@@ -128,6 +136,33 @@ def test_a_question_is_scanned_in_c_too(length, monkeypatch):
     assert found.count("scan") == found.count("choose") == len(ours.layers)
 
 
+@pytest.mark.parametrize(
+    ("codec", "listed"),
+    # Torch unpacks what is listed before it scores it, so that of equals another may come first.
+    [(Codec.FULL, 1), (Codec.FULL, 2), (Codec.FULL, 100), (Codec.INT8, 1), (Codec.INT8, 2)],
+)
+def test_between_scans_listed_blocks_alone_are_scored(codec, listed, monkeypatch):
+    monkeypatch.setattr(shortlist, "LEAST_BLOCKS", 1)
+    for name in ("PER_LOADED", "PER_LOADED_NATIVE"):
+        monkeypatch.setattr(shortlist, name, listed)
+    found = calls(monkeypatch)
+    follow(replace(CONFIG, scan_every=3, codec=codec))
+    assert found.count("scan_listed") > found.count("scan") / 2 > 0
+
+
+def test_long_memories_are_scanned_seldom_by_themselves(monkeypatch):
+    found = calls(monkeypatch)
+    follow(CONFIG)
+    assert "scan_listed" not in found
+    monkeypatch.setattr(shortlist, "AUTO_BLOCKS", 4)
+    monkeypatch.setattr(shortlist, "LEAST_BLOCKS", 1)
+    monkeypatch.setattr(shortlist, "PER_LOADED_NATIVE", 1000)
+    found.clear()
+    # All are listed: torch, which scans them, chooses the same.
+    follow(replace(CONFIG, scan_every=0, codec=Codec.FULL), scans=False)
+    assert found.count("scan_listed") > found.count("scan")
+
+
 KINDS = [
     {"heads": 2},
     {"heads": 10},
@@ -149,7 +184,6 @@ def test_heads_and_rotations(kinds):
         {"sharing": Sharing.PER_LAYER},
         {"answer_lookup": Lookup.REPRESENTATIVES},
         {"answer_blocks": 1},
-        {"scan_every": 3},
         {"positions": Positions.SAME_DISTANCE},
         {"representative_rule": RepresentativeRule.ATTENTION},
         {"device_cache_blocks": 4},

@@ -72,7 +72,7 @@ def test_a_short_memory_is_scanned_at_every_token(monkeypatch):
 def test_a_block_that_is_added_is_seen(monkeypatch):
     # So long an answer outgrows the window.
     length = SMALL.window_tokens + 60
-    monkeypatch.setattr(Shortlist, "pays", staticmethod(lambda arena: True))
+    monkeypatch.setattr(shortlist, "LEAST_BLOCKS", 1)
     reader = make_reader(config=replace(SMALL, scan_every=10**6))
     memory = read_text(reader, prose(3000))
     counts = []
@@ -95,9 +95,35 @@ def test_how_often_is_no_matter_of_what_was_read(tmp_path):
     assert keys[0] == keys[1]
 
 
-def test_less_than_every_token_is_refused():
-    with pytest.raises(UsageError, match="--scan-every is 0"):
-        MemoryConfig(scan_every=0)
+def test_a_negative_number_is_refused():
+    with pytest.raises(UsageError, match="--scan-every is -1"):
+        MemoryConfig(scan_every=-1)
+
+
+class Arena:
+    dropped = 0
+
+    def __init__(self, count):
+        self.count = count
+
+
+@pytest.mark.parametrize(
+    ("count", "every", "native", "between"),
+    [
+        (511, 0, True, 0),
+        (512, 0, True, 3),
+        (10**4, 0, False, 0),  # in torch only where it was asked for
+        (10**4, 1, True, 0),
+        (2, 3, True, 2),
+        (191, 4, False, 0),
+        (192, 4, False, 3),
+    ],
+)
+def test_how_many_tokens_a_list_serves(count, every, native, between):
+    assert Shortlist.between(Arena(count), every, native=native) == between
+    arena = Arena(count)
+    arena.dropped = 1
+    assert Shortlist.between(arena, every, native=native) == 0
 
 
 @pytest.mark.parametrize("other", [{"relevance": Relevance.MAX}, {"sharing": Sharing.PER_LAYER}])

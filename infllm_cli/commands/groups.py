@@ -239,7 +239,7 @@ class SizeFlags(KnobFlags):
     read_blocks: ReadBlocks = None
     chunk: Chunk = None
     store: Store = StoreChoice.AUTO
-    scan_every: ScanEvery = 1
+    scan_every: ScanEvery = 0
 
     @property
     def given(self) -> bool:

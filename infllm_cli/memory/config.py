@@ -63,7 +63,7 @@ class MemoryConfig:
     read_lookup: Lookup | None = None
     answer_lookup: Lookup | None = None
     codec: Codec = Codec.INT8  # how sealed blocks are stored
-    scan_every: int = 1  # answer tokens: how often one of them scans all stored keys
+    scan_every: int = 0  # answer tokens: how often one of them scans all keys; 0: as it pays
     policy: Policy = Policy.INFLLM
     representative_rule: RepresentativeRule | None = None
     relevance: Relevance = Relevance.AUTO
@@ -93,7 +93,7 @@ class MemoryConfig:
             "answer_blocks": 1,
             "representatives_per_block": 1,
             "segment_blocks": 1,
-            "scan_every": 1,
+            "scan_every": 0,
             "device_cache_blocks": 0,
             "infini_segment_tokens": 16,
         }

@@ -166,9 +166,8 @@ class DeviceLayer(LayerMemory):
                 folded = lookup.fold(rotated, g.kv_heads, g.scaling)
                 return self._shortlist.best(folded, wanted)
             found, mass = self._exact(rotated)
-            between = config.scan_every - 1
-            pays = answering and between and Shortlist.pays(self.arena)
-            listed = Shortlist(self.arena, mass.to(HOST), wanted, between) if pays else None
+            between = Shortlist.between(self.arena, config.scan_every) if answering else 0
+            listed = Shortlist(self.arena, mass.to(HOST), wanted, between) if between else None
             self._shortlist = listed
             step.deferred.append(lambda: step.block_mass.update({g.index: mass.to(HOST)}))
         else:

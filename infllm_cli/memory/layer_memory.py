@@ -158,10 +158,13 @@ class LayerMemory(TieredStore):
             return self._shortlist.best(lookup.fold(q, g.kv_heads, g.scaling), wanted)
         blocks, mass = self._exact(q, wanted)
         step.block_mass[g.index] = mass
-        between = self.config.scan_every - 1
-        pays = answering and between and Shortlist.pays(self.arena)
-        self._shortlist = Shortlist(self.arena, mass, wanted, between) if pays else None
+        self._shortlist = self._listed(mass, wanted) if answering else None
         return blocks
+
+    def _listed(self, mass: Tensor, wanted: int, *, native: bool = False) -> Shortlist | None:
+        """The blocks that serve the next tokens, by the mass [H_kv, N] of a scan."""
+        between = Shortlist.between(self.arena, self.config.scan_every, native=native)
+        return Shortlist(self.arena, mass, wanted, between, native=native) if between else None
 
     def _exact(self, q: Tensor, wanted: int) -> tuple[Tensor, Tensor]:
         """Blocks [H_kv, n] by all stored keys, and the mass [H_kv, N] of all: `lookup.exact`."""

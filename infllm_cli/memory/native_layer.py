@@ -27,7 +27,8 @@ from infllm_cli.memory.layer import HOST, LayerGeometry
 from infllm_cli.memory.layer_memory import LayerMemory
 from infllm_cli.memory.lookup import fold
 from infllm_cli.memory.native_parts import NativeParts
-from infllm_cli.memory.step import Step
+from infllm_cli.memory.shortlist import Shortlist
+from infllm_cli.memory.step import Phase, Step
 
 
 def suits(geometry: LayerGeometry, config: MemoryConfig) -> bool:
@@ -72,7 +73,6 @@ class NativeLayer(LayerMemory):
             config.answer_lookup is Lookup.EXACT
             and config.exact_relevance is Relevance.MASS
             and config.sharing is Sharing.PER_KV_HEAD
-            and config.scan_every == 1
         )
         self._rotated = torch.empty(g.heads, g.head_dim, dtype=g.dtype)
         self._folded = torch.empty_like(self._rotated)
@@ -151,8 +151,38 @@ class NativeLayer(LayerMemory):
         if not self._scans or not self._parts.follow(arena):
             return self._lookup(q, step)
         rows = self.geometry.heads // self.geometry.kv_heads
-        blocks, step.block_mass[self.geometry.index] = self._scan(self._folded, rows, wanted)
+        if self._shortlist is not None and self._shortlist.serves(self.arena):
+            return self._scan_listed(self._shortlist, rows, wanted)
+        blocks, mass = self._scan(self._folded, rows, wanted)
+        step.block_mass[self.geometry.index] = mass
+        self._shortlist = None
+        if step.phase is Phase.ANSWER:
+            self._shortlist = self._listed(mass, wanted, native=True)
         return blocks
+
+    def _scan_listed(self, listed: Shortlist, rows: int, wanted: int) -> Tensor:
+        """As `_scan` of a token's queries, among listed blocks [H_kv, C] alone."""
+        kv_heads, count = listed.blocks.shape
+        chosen = min(wanted, count)
+        layer = byref(self._argument)
+        lse, peak = torch.empty(2, kv_heads, rows, count).unbind()
+        mass = torch.empty(kv_heads, count)
+        places = torch.empty(kv_heads, chosen, dtype=torch.int64)
+        self._native.scan_listed(
+            layer,
+            self._parts.table,
+            self._parts.count,
+            listed.take().data_ptr(),
+            count,
+            self._folded.data_ptr(),
+            rows,
+            lse.data_ptr(),
+            peak.data_ptr(),
+        )
+        self._native.choose(
+            layer, lse.data_ptr(), rows, count, chosen, mass.data_ptr(), places.data_ptr()
+        )
+        return listed.blocks.gather(1, places)
 
     def _exact(self, q: Tensor, wanted: int) -> tuple[Tensor, Tensor]:
         """As `LayerMemory` has it: a question's tokens are only more rows of the same scan."""

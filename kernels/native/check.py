@@ -125,6 +125,24 @@ def results(native: Native, case: Case) -> dict[str, tuple[Tensor, Tensor]]:
     twin_lse, twin_peak = scan_torch(grouped, stored)
     found["scan: lse"], found["scan: peak"] = (lse, twin_lse), (peak, twin_peak)
 
+    listed = torch.arange(case.blocks).flip(0)[: case.blocks - 1].repeat(case.kv_heads, 1)
+    listed[-1] = listed[-1].roll(1)  # each head has its own
+    some_lse, some_peak = torch.empty(2, case.kv_heads, case.group, listed.shape[1]).unbind()
+    native.scan_listed(
+        byref(layer),
+        table,
+        len(stored),
+        listed.data_ptr(),
+        listed.shape[1],
+        grouped.data_ptr(),
+        case.group,
+        some_lse.data_ptr(),
+        some_peak.data_ptr(),
+    )
+    where = listed[:, None].expand(-1, case.group, -1)
+    found["scan listed: lse"] = some_lse, twin_lse.gather(2, where)
+    found["scan listed: peak"] = some_peak, twin_peak.gather(2, where)
+
     mass = torch.empty(case.kv_heads, case.blocks)
     blocks = torch.empty(case.kv_heads, case.chosen, dtype=torch.int64)
     used = twin_lse.clone().contiguous()

@@ -63,6 +63,7 @@ class LayerArgument(ctypes.Structure):
 P, N = c_void_p, c_int64
 ARGUMENTS = {
     "infllm_scan": (P, P, N, P, N, N, N, P, P),
+    "infllm_scan_listed": (P, P, N, P, N, P, N, P, P),
     "infllm_choose": (P, P, N, N, N, P, P),
     "infllm_begin": (P, N, N, P, N, P, N, P, N, P, P, P, P, P, P),
     "infllm_load": (P, P, N, P, P, N, N, P, P),

@@ -92,6 +92,20 @@ EXPORT void infllm_scan(const layer_t *l, const part_t *parts, int64_t n_parts, 
     }
 }
 
+/* The same of listed blocks [H_kv, n] alone -> lse and peak [H_kv, rows, n]. */
+EXPORT void infllm_scan_listed(const layer_t *l, const part_t *parts, int64_t n_parts,
+                               const int64_t *blocks, int64_t n, const bf16 *q, int64_t rows,
+                               float *lse, float *peak) {
+    int64_t all = l->kv_heads * n;
+#pragma omp parallel for schedule(static) num_threads((int)smaller(l->threads, all)) \
+    if (l->threads > 1 && all > 1)
+    for (int64_t i = 0; i < all; i++) {
+        int64_t index = blocks[i], p = 0;
+        while (p + 1 < n_parts && index >= parts[p].blocks) index -= parts[p++].blocks;
+        scan_blocks(l, parts + p, i / n, index, index + 1, i % n, n, q, rows, lse, peak);
+    }
+}
+
 /* lse [H_kv, rows, n], which is used up -> mass [H_kv, n] as `block_mass.py` has it, and the
    `wanted` blocks of the greatest [H_kv, wanted], in document order. */
 EXPORT void infllm_choose(const layer_t *l, float *lse, int64_t rows, int64_t n, int64_t wanted,
