@@ -49,6 +49,16 @@ Policies = Annotated[
         rich_help_panel=GRID,
     ),
 ]
+Vary = Annotated[
+    str | None,
+    typer.Option(
+        metavar="KNOB=LIST",
+        help="A size or knob at several values side by side, as in block=32,64,128 or "
+        "relevance=sum,max.",
+        show_default="none",
+        rich_help_panel=GRID,
+    ),
+]
 Samples = Annotated[
     int,
     typer.Option(metavar="N", help="Drawn anew for each cell.", rich_help_panel=GRID),

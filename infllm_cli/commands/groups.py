@@ -22,6 +22,7 @@ from infllm_cli.eval_options import (
     ResultsFile,
     Samples,
     TaskSeed,
+    Vary,
 )
 from infllm_cli.method_options import (
     AnswerLookup,
@@ -124,6 +125,7 @@ class GridFlags:
     lengths: Lengths = "4k,8k"
     depths: Depths = 5
     policies: Policies = None
+    vary: Vary = None
     samples: Samples = 1
     seed: TaskSeed = 0
     answering: EvalAnswering = AnsweringChoice.MEMORY

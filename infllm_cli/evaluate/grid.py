@@ -23,9 +23,10 @@ from infllm_cli.errors import CapacityError, InfllmError
 from infllm_cli.evaluate.results import Results, Row, key_of
 from infllm_cli.evaluate.tables import short_length
 from infllm_cli.evaluate.tasks.base import Case, Cell, Fitting, Probe, Task
+from infllm_cli.evaluate.varied import System, changes_of
 from infllm_cli.keeping import Keeper
 from infllm_cli.limits import Limits, disk_room, memories_folder
-from infllm_cli.memory.config import MemoryConfig, Policy
+from infllm_cli.memory.config import MemoryConfig
 from infllm_cli.models.loading import LoadedModel
 from infllm_cli.prompts import QUESTION
 from infllm_cli.reader import Memory, Reader
@@ -67,7 +68,7 @@ class Grid:
     tasks: Sequence[Task]
     lengths: Sequence[int]
     depths: Sequence[float]
-    policies: Sequence[Policy]
+    policies: Sequence[System]
     samples: int
     seed: int
     options: AnswerOptions  # their longest answer, and what it begins with, are the tasks'
@@ -81,7 +82,7 @@ class _Wanted:
 
     task: Task
     cells: tuple[Cell, ...]
-    policy: Policy
+    policy: System
     missing: tuple[tuple[int, str], ...]  # index of the cell, its key
 
 
@@ -116,7 +117,9 @@ class GridRunner:
         self.readers = {
             policy: Reader(
                 loaded,
-                MemoryConfig.for_model(loaded.trained_length, **{**grid.sizes, "policy": policy}),
+                MemoryConfig.for_model(
+                    loaded.trained_length, **{**grid.sizes, **changes_of(policy)}
+                ),
             )
             for policy in grid.policies
         }
@@ -252,7 +255,7 @@ class GridRunner:
 
     # -- rows ---------------------------------------------------------------------------------
 
-    def _settings(self, task: Task, policy: Policy) -> dict[str, Any]:
+    def _settings(self, task: Task, policy: System) -> dict[str, Any]:
         """All that decides an answer but the cell."""
         options = self.grid.options
         return {
@@ -271,7 +274,7 @@ class GridRunner:
         }
 
     def _identity(
-        self, task: Task, cells: tuple[Cell, ...], cell: Cell, policy: Policy
+        self, task: Task, cells: tuple[Cell, ...], cell: Cell, policy: System
     ) -> dict[str, Any]:
         return {
             **self._place(task, cell, policy),
@@ -282,7 +285,7 @@ class GridRunner:
         }
 
     @staticmethod
-    def _place(task: Task, cell: Cell, policy: Policy) -> dict[str, Any]:
+    def _place(task: Task, cell: Cell, policy: System) -> dict[str, Any]:
         return {
             "task": task.name,
             "variant": task.variant,

@@ -14,6 +14,7 @@ from infllm_cli.evaluate.pictures import sheet_of
 from infllm_cli.evaluate.results import Results
 from infllm_cli.evaluate.tables import grid_table
 from infllm_cli.evaluate.tasks.base import Task, evenly
+from infllm_cli.evaluate.varied import vary
 from infllm_cli.memory.config import Policy
 from infllm_cli.models import catalog
 from infllm_cli.models.loading import LoadedModel, load_model
@@ -95,7 +96,7 @@ def grid_of(tasks: Sequence[Task], flags: TaskFlags) -> Grid:
         tasks=tasks,
         lengths=parse_lengths(flags.lengths),
         depths=evenly(flags.depths),
-        policies=policies,
+        policies=vary(policies, flags.vary),
         samples=flags.samples,
         seed=flags.seed,
         options=AnswerOptions(

@@ -23,6 +23,7 @@ from infllm_cli.errors import UsageError
 from infllm_cli.evaluate.grid import GridRunner
 from infllm_cli.evaluate.results import Row
 from infllm_cli.evaluate.tasks.base import Probe, Task
+from infllm_cli.evaluate.varied import System
 from infllm_cli.memory import lookup
 from infllm_cli.memory.knobs import Policy, Relevance, Sharing
 from infllm_cli.memory.layer import Layer
@@ -183,7 +184,7 @@ class OracleRunner(GridRunner):
                     f"--policies {policy.value}: it looks nothing up; the oracle knows {known}."
                 )
 
-    def _settings(self, task: Task, policy: Policy) -> Row:
+    def _settings(self, task: Task, policy: System) -> Row:
         return {**super()._settings(task, policy), "measure": "oracle"}
 
     def _answer(self, reader: Reader, memory: Memory, task: Task, probe: Probe) -> Row:

@@ -22,8 +22,20 @@ def sheet_of(rows: Sequence[Row]) -> Sheet:
 def _depths(title: str, rows: Sequence[Row]) -> list[Panel]:
     lengths = sorted({row["length"] for row in rows})
     depths = sorted({row["depth"] for row in rows})
+    told = [f"{100 * depth:.0f} %" for depth in depths]
     panels = []
-    for policy in distinct(row["policy"] for row in rows):
+    systems = distinct(row["policy"] for row in rows)
+    # One knob at several values (`varied`): a column for each.
+    knobs = {system.rpartition(" ")[0] for system in systems}
+    if len(lengths) == 1 and len(systems) > 1 and all("," in knob for knob in knobs):
+        for knob in distinct(system.rpartition(" ")[0] for system in systems):
+            own = [system for system in systems if system.rpartition(" ")[0] == knob]
+            shares = [[_mean(rows, policy=one, depth=depth) for one in own] for depth in depths]
+            name = f"{title}, {short_length(lengths[0])}: {knob}"
+            settings = [system.rpartition(" ")[2] for system in own]
+            panels.append(Panel(name, told, settings, shares, "depth", knob.rpartition(" ")[2]))
+        return panels
+    for policy in systems:
         shares = [
             [_mean(rows, policy=policy, length=length, depth=depth) for length in lengths]
             for depth in depths
@@ -31,7 +43,7 @@ def _depths(title: str, rows: Sequence[Row]) -> list[Panel]:
         panels.append(
             Panel(
                 f"{title}: {policy}",
-                [f"{100 * depth:.0f} %" for depth in depths],
+                told,
                 [short_length(length) for length in lengths],
                 shares,
                 "depth",
