@@ -21,6 +21,7 @@ from infllm_cli.echo import Echo
 from infllm_cli.events import Answer, AskEvent, Looked, Quoted, TokenOut
 from infllm_cli.evidence import AttentionRecord, Passage
 from infllm_cli.memory.step import Step
+from infllm_cli.plain_answer import PlainAnswer
 from infllm_cli.quotable import is_prose, widen
 from infllm_cli.recalling import Recalling
 from infllm_cli.sampling import Answering, AnswerOptions, Quoting, Sampler, is_looping
@@ -64,7 +65,9 @@ class Asking:
         began = time.perf_counter()
         memory = self.memory
         recalling = Recalling(self.reader, memory, self.question, self.options, self._is_small)
-        told = recalling.told(self.told) if self._is_small else None
+        told = None
+        if self._is_small and self.options.answering is Answering.BOTH:
+            told = recalling.told(self.told)
         fused = np.zeros(len(memory.passages))
         if told is None:
             fused = yield from recalling.passages()
@@ -232,6 +235,7 @@ class Asking:
         sampler = Sampler(self.options)
         echo = Echo(self.reader.loaded.tokenizer, self.question)
         decoder = IncrementalDecoder(self.reader.loaded.tokenizer.backend_tokenizer)
+        plain = None if prompt.is_chat else PlainAnswer()
         written: list[int] = []
         text = ""
         first_token_seconds = 0.0
@@ -245,9 +249,14 @@ class Asking:
                 break
             written.append(token)
             certain = decoder.push(token)
+            if plain is not None:
+                certain = plain.push(certain)
             text += certain
             if certain:
                 yield TokenOut(certain)
+            if plain is not None and plain.ended:
+                finish = "stop"
+                break
             if len(written) >= self.options.max_tokens:
                 break
             if is_looping(written):
@@ -259,6 +268,8 @@ class Asking:
             yield _looked(steps[0], len(written) - 1, certain, record, before)
         self.memory.note_device_bytes()
         rest = decoder.finish()
+        if plain is not None:
+            rest = plain.push(rest) + plain.finish()
         if rest:
             text += rest
             yield TokenOut(rest)

@@ -72,7 +72,7 @@ class Recalling:
         if script or self._sure(words):
             return recall.fuse([words], [1.0])
         encoder = yield from self._encoder()
-        if encoder is not None:
+        if encoder is not None and memory.sentences:
             meanings = yield from self._meanings(encoder)
             return self._by_meaning(words, meanings, encoder.encode([self.question])[0])
         return self._by_memory(words)

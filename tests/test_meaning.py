@@ -140,6 +140,11 @@ def test_a_question_about_something_else_is_marked_and_nothing_is_quoted(reader,
     assert reader.ask(memory, "Who was Gideon Marl?", OPTIONS).supported is None
 
 
+def test_a_text_without_a_sentence_is_asked_by_words(reader):
+    memory = read_text(reader, "\u200b \u200b")
+    assert reader.ask(memory, QUESTION, OPTIONS).finish
+
+
 # --- kept beside the memory ----------------------------------------------------------------------
 
 

@@ -160,7 +160,7 @@ def test_long_memories_are_scanned_seldom_by_themselves(monkeypatch):
     found.clear()
     # All are listed: torch, which scans them, chooses the same.
     follow(replace(CONFIG, scan_every=0, codec=Codec.FULL), scans=False)
-    assert found.count("scan_listed") > found.count("scan")
+    assert found.count("scan_listed") > found.count("scan") / 2 > 0
 
 
 KINDS = [

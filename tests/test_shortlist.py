@@ -111,7 +111,7 @@ class Arena:
     ("count", "every", "native", "between"),
     [
         (511, 0, True, 0),
-        (512, 0, True, 3),
+        (512, 0, True, 1),
         (10**4, 0, False, 0),  # in torch only where it was asked for
         (10**4, 1, True, 0),
         (2, 3, True, 2),
