@@ -16,7 +16,7 @@ from tiny_tokenizers import prose
 
 from infllm_cli.__main__ import main
 from infllm_cli.bench.floor import Need, Rates, linears, measure_rates, need_of
-from infllm_cli.bench.measure import Bench, DenseCache, Plan, Point
+from infllm_cli.bench.measure import Bench, DenseCache, Plan, Point, typical
 from infllm_cli.bench.picture import svg_file
 from infllm_cli.bench.report import NONE, as_json, parts_table, shortened, table
 from infllm_cli.bench.run import parse_lengths, text_of
@@ -263,3 +263,8 @@ def test_what_cannot_be_measured_is_refused(monkeypatch, capsys, folder, argumen
         bench(monkeypatch, folder, *arguments)
     assert end.value.code == 2
     assert said in capsys.readouterr().err
+
+
+def test_what_alternates_counts_by_its_mean():
+    assert typical([40.0, 20.0, 40.0, 20.0, 90.0, 20.0, 40.0]) == 30.0
+    assert typical([7.0]) == 7.0
