@@ -232,7 +232,7 @@ ScanEvery = Annotated[
     typer.Option(
         envvar="INFLLM_SCAN_EVERY",
         help="Scan all of a long memory at every so many answer tokens; in between choose among "
-        "the blocks that were best. 0: 2 from 64K tokens on where C does it, else 1.",
+        "the blocks that were best. 0: 2 from 24K tokens on where C does it, else 1.",
         rich_help_panel=ADVANCED,
     ),
 ]
