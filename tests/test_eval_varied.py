@@ -53,6 +53,7 @@ def test_each_value_reads_and_answers_with_its_own_memory(tmp_path):
     assert sizes == {"infllm, block 8": 8, "infllm, block 16": 16}
     assert len({row["cell"] for row in runner.rows}) == 4
     assert "infllm, block 16" in as_text(grid_table(runner.rows))
+    assert "blocks of 8 to 16;" in sheet_of(runner.rows).caption
     (panel,) = sheet_of(runner.rows).panels
     assert (list(panel.columns), panel.column_name) == (["8", "16"], "block")
     assert len(panel.shares) == 2 and all(

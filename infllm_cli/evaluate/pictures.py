@@ -78,11 +78,15 @@ def _title(rows: Sequence[Row]) -> str:
 def caption_of(rows: Sequence[Row]) -> str:
     """What was the same for all rows."""
     settings = rows[0]["settings"]
-    memory = settings["memory"]
     samples = len({row["sample"] for row in rows})
+
+    def size(name: str) -> str:
+        found = sorted({row["settings"]["memory"][name] for row in rows})
+        return f"{found[0]:,}" if len(found) == 1 else f"{found[0]:,} to {found[-1]:,}"
+
     parts = [
-        f"sinks {memory['sink_tokens']}, window {memory['window_tokens']:,}, "
-        f"{memory['answer_blocks']} blocks of {memory['block_tokens']}",
+        f"sinks {size('sink_tokens')}, window {size('window_tokens')}, "
+        f"{size('answer_blocks')} blocks of {size('block_tokens')}",
         f"answering {settings['answering']}, form {settings['form']}",
         f"{samples} sample{'s' if samples > 1 else ''}, seed {settings['seed']}",
     ]
