@@ -6,10 +6,13 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 from tiny_encoders import Synonyms
 from tiny_readers import make_reader, read_text
 from tiny_tokenizers import prose
 
+from infllm_cli.document import decode_document
+from infllm_cli.encoder import SentenceEncoder
 from infllm_cli.errors import ModelError, UsageError
 from infllm_cli.events import Encoding, Quoted, Remark
 from infllm_cli.meaning import Meanings
@@ -206,3 +209,43 @@ def test_a_wrong_name_is_refused_before_anything_is_read(server, tmp_path):
     done = server.run(["ask", tmp_path / "book.txt", QUESTION, "--encoder", "nothing"])
     assert done.returncode == UsageError.exit_code
     assert b"--encoder 'nothing'" in done.stderr and b"reading" not in done.stderr
+
+
+@pytest.mark.model
+def test_the_usual_encoder_finds_other_words_in_the_sample_story_and_knows_what_is_foreign():
+    import json
+    from pathlib import Path
+
+    from infllm_cli.models import catalog, encoders
+
+    samples = Path(__file__).parents[1] / "samples"
+    asked = json.loads((samples / "questions.json").read_text("utf-8"))
+    story = [q for q in asked if q["document"] == "story.txt"]
+    reader = make_reader()
+    folder = encoders.resolve_encoder(
+        DEFAULT_ENCODER, catalog.default_cache_dir(), lambda stage, done, total: None
+    )
+    reader._encoders["real"] = SentenceEncoder(folder, torch.device("cpu"))
+    text = (samples / "story.txt").read_text("utf-8")
+    # Nothing goes through the model: passages and sentences are enough.
+    memory = reader.open(decode_document(text.encode(), "story.txt"), allow_whole=False)
+    found, marked = 0, dict.fromkeys(("plain", "paraphrase", "absent", "foreign"), 0)
+    for question in story:
+        recalling = Recalling(
+            reader, memory, question["question"], replace(OPTIONS, encoder="real"), is_small=True
+        )
+        steps = recalling.passages()
+        while True:
+            try:
+                next(steps)
+            except StopIteration as end:
+                fused = end.value
+                break
+        marked[question["kind"]] += recalling.foreign
+        if question["kind"] == "paraphrase":
+            at = text.index(question["passage"])
+            best = np.argsort(-fused, kind="stable")[:4]
+            spans = [memory.tokens.spans[memory.passages.borders[i : i + 2] - [0, 1]] for i in best]
+            found += any(span[0, 0] <= at < span[1, 1] for span in spans)
+    assert found >= 4, "by words it is one"
+    assert marked["plain"] == 0 and marked["foreign"] >= 3
