@@ -17,6 +17,7 @@ from infllm_cli.errors import ModelError
 from infllm_cli.models.folder import read_json
 from infllm_cli.models.lean_import import lean
 from infllm_cli.models.loading import choose_dtype, quiet_transformers
+from infllm_cli.models.store import file_sha256
 
 # Of a sentence; those of a document are cut long before.
 MOST_TOKENS = 256
@@ -56,11 +57,9 @@ class SentenceEncoder:
     @cached_property
     def identity(self) -> str:
         """The hash of its weights: vectors of two encoders have nothing to do with each other."""
-        digest = hashlib.sha256()
-        for path in sorted(self._folder.glob("*.safetensors")):
-            with path.open("rb") as file:
-                digest.update(hashlib.file_digest(file, "sha256").digest())
-        return digest.hexdigest()[:16]
+        files = sorted(self._folder.glob("*.safetensors"))
+        digests = [file_sha256(path, "checking the encoder", lambda *_: None) for path in files]
+        return hashlib.sha256("".join(digests).encode()).hexdigest()[:16]
 
     def encode(self, sentences: Sequence[str]) -> np.ndarray:
         """Unit vectors [n, width] float32 of sentences, each cut at `MOST_TOKENS`."""
