@@ -6,6 +6,8 @@ right sentence is found more often than that, and it cannot be misremembered.
 
 from __future__ import annotations
 
+import itertools
+import re
 from dataclasses import dataclass
 
 import numpy as np
@@ -26,6 +28,7 @@ MOST_CHARS = 300
 ENOUGH = 0.7
 # Of what the model is shown of it, alone, to answer from.
 SHOWN_CHARS = 500
+_CAPITALS = re.compile(r"^[^a-z\n]*[A-Z]{3}[^a-z\n]*$", re.M)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,9 +126,10 @@ def surround(
     own = sum(weights.get(word, 0.0) for word in set(words_of(text[start:end])))
     if own >= enough * sum(weights.values()) > 0:
         return start, end
-    before = [s.chars for s in sentences if s.chars[1] <= start and is_prose(text[slice(*s.chars)])]
-    behind = [s.chars for s in sentences if s.chars[0] >= end and is_prose(text[slice(*s.chars)])]
-    behind.reverse()  # the nearest of both is the last one
+    before = _up_to_heading(text, [s.chars for s in reversed(sentences) if s.chars[1] <= start])
+    behind = _up_to_heading(text, [s.chars for s in sentences if s.chars[0] >= end])
+    before.reverse()  # the nearest of both is the last one
+    behind.reverse()
     while True:
         held = set(words_of(text[start:end]))
 
@@ -142,6 +146,12 @@ def surround(
             end = behind.pop()[1]
         else:
             return start, end
+
+
+def _up_to_heading(text: str, pieces: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Of pieces, the nearest first, the prose as far as no line in capitals is among them."""
+    within = itertools.takewhile(lambda piece: not _CAPITALS.search(text[slice(*piece)]), pieces)
+    return [piece for piece in within if is_prose(text[slice(*piece)])]
 
 
 def _standard(scores: np.ndarray) -> np.ndarray:

@@ -136,3 +136,22 @@ def test_a_quote_of_code_keeps_its_lines() -> None:
     assert quoted(code) == "a.py, lines 3-4:\n    if ready:\n        raise Exit(␛130)"
     prose = Passage((7, 8), "He said\n  nothing.", 0.0)
     assert quoted(prose) == "\u201cHe said nothing.\u201d (lines 7-8)"
+
+
+def test_no_quotation_reaches_over_a_heading() -> None:
+    text = (
+        "The cock on the tower was a salmon of gilded copper.\n\n"
+        "CHAPTER VII. A LAMP TO BE MENDED\n\n"
+        "It was on the Monday that the lamp went out. Nobody had seen it fail before that night.\n"
+    )
+    reader = make_reader()
+    tokens = reader.prompt.tokenizer.encode(text)
+    passages = cut_passages(text, tokens)
+    words = WordIndex(text, tokens, passages)
+    sentences = sentences_of(text, tokens, passages, list(range(len(passages))))
+    for part in ("salmon", "Nobody"):
+        at = text.index(part)
+        chosen = next(s.chars for s in sentences if s.chars[0] <= at < s.chars[1])
+        start, end = surround("Which fish is it?", text, words, sentences, chosen)
+        assert "CHAPTER" not in text[start:end] or "CHAPTER" in text[slice(*chosen)]
+        assert part in text[start:end]
