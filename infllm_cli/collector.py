@@ -25,8 +25,10 @@ def resting() -> Iterator[None]:
 
 
 def wake() -> None:
-    """Let it work again.
+    """Let it work again; what the imports left over goes now, and not while something is written.
 
     What is there is not frozen: libraries would take it for leaked at the end, and say so.
     """
-    gc.enable()
+    if not gc.isenabled():
+        gc.enable()
+        gc.collect()

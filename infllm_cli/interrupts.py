@@ -6,6 +6,7 @@ import contextlib
 import os
 import signal
 import sys
+import threading
 from collections.abc import Iterator
 from types import FrameType
 from typing import TYPE_CHECKING
@@ -15,6 +16,7 @@ from infllm_cli.errors import Interrupted, OutputClosed
 if TYPE_CHECKING:
     from infllm_cli.console import Console
 
+LATER_SECONDS = 0.01
 SHOW_CURSOR = "\x1b[?25h"  # a live display hides it
 
 
@@ -45,8 +47,23 @@ def rearm() -> None:
 
 
 def _first(number: int, frame: FrameType | None) -> None:
+    if _is_finalizing(frame):
+        # Python swallows what is raised there: it comes again when that is over.
+        again = threading.Timer(LATER_SECONDS, signal.raise_signal, [number])
+        again.daemon = True
+        again.start()
+        return
     signal.signal(signal.SIGINT, _second)
     raise KeyboardInterrupt
+
+
+def _is_finalizing(frame: FrameType | None) -> bool:
+    """Whether an object's end is what was interrupted."""
+    while frame is not None:
+        if frame.f_code.co_name == "__del__":
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _second(number: int, frame: FrameType | None) -> None:
