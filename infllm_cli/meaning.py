@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from infllm_cli.quoting import Sentence
+from infllm_cli.quoting import Sentence, standard
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,8 +49,3 @@ class Meanings:
         sums[held] = np.add.reduceat(self.vectors.astype(np.float32), firsts)
         lengths = np.maximum(np.linalg.norm(sums, axis=1), 1e-9)
         return standard(nearest) + standard(sums @ question / lengths)
-
-
-def standard(scores: np.ndarray) -> np.ndarray:
-    """Scores with mean 0 and deviation 1."""
-    return (scores - scores.mean()) / max(float(scores.std()), 1e-9)

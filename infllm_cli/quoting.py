@@ -92,8 +92,8 @@ def best_sentence(
     coverage = near @ weights / max(weights.sum(), 1e-9)
     # Which words are there counts beside how rare they are: of 60 questions on three novels the
     # sentence with the answer comes first for 48 instead of 44.
-    scores = _standard(own) + _standard(around)
-    scores += _standard(covered @ weights) + _standard(coverage)
+    scores = standard(own) + standard(around)
+    scores += standard(covered @ weights) + standard(coverage)
     scores[coverage < LEAST_COVERAGE] = -np.inf
     best = int(np.argmax(scores))
     return sentences[best] if np.isfinite(scores[best]) else None
@@ -154,6 +154,6 @@ def _up_to_heading(text: str, pieces: list[tuple[int, int]]) -> list[tuple[int, 
     return [piece for piece in within if is_prose(text[slice(*piece)])]
 
 
-def _standard(scores: np.ndarray) -> np.ndarray:
+def standard(scores: np.ndarray) -> np.ndarray:
     """Scores with mean 0 and deviation 1."""
     return (scores - scores.mean()) / max(float(scores.std()), 1e-9)

@@ -18,7 +18,7 @@ from infllm_cli.errors import CapacityError, ModelError
 from infllm_cli.events import Encoding, Remark
 from infllm_cli.evidence import mass_on_document
 from infllm_cli.likelihood import can_judge, question_likelihood
-from infllm_cli.meaning import Meanings, standard
+from infllm_cli.meaning import Meanings
 from infllm_cli.meaning_files import recall_meanings
 from infllm_cli.memory.step import Step
 from infllm_cli.models.encoders import OFF, is_default
@@ -103,7 +103,7 @@ class Recalling:
             near, of_passages = self._near
             where = np.array([s.passage for s in memory.sentences], dtype=np.int64)
             best = np.argsort(-fused, kind="stable")[: quoting.PASSAGES]
-            scores = standard(near) + of_passages[where]
+            scores = quoting.standard(near) + of_passages[where]
             scores[~np.isin(where, best)] = -np.inf
             return memory.sentences[int(scores.argmax())]
         if not fused.any():  # nothing has been recalled: by words
@@ -197,7 +197,7 @@ class Recalling:
         """
         near = meanings.near(asked)
         self.foreign = bool(near.max() < FOREIGN)
-        of_passages = standard(meanings.of_passages(asked, near, len(words)))
+        of_passages = quoting.standard(meanings.of_passages(asked, near, len(words)))
         self._near = near, of_passages
         rank = np.empty(len(words))
         rank[np.argsort(-of_passages, kind="stable")] = np.arange(len(words))
