@@ -15,10 +15,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from infllm_cli.asking import QUOTED_BELOW
 from infllm_cli.errors import ModelError
-from infllm_cli.events import Answer, AskEvent
+from infllm_cli.events import Answer, AskEvent, TokenOut
 from infllm_cli.memory.step import Phase
 from infllm_cli.sampling import Answering, AnswerOptions
+from infllm_cli.statements import NOTED, asks, only_tells
 
 if TYPE_CHECKING:
     from infllm_cli.reader import Memory, Reader
@@ -65,16 +67,22 @@ class Conversation:
     @property
     def told(self) -> list[str]:
         """What the user has said and not asked."""
-        said = [turn.question.strip() for turn in self.turns]
-        return [text for text in said if not text.endswith(("?", "\uff1f", "\u061f"))]
+        return [turn.question.strip() for turn in self.turns if not asks(turn.question)]
 
     def ask_steps(self, question: str, options: AnswerOptions | None = None) -> Iterator[AskEvent]:
         """Ask a question; events as of `Reader.ask_steps`. The answer becomes part of the memory.
 
-        Closed before its end, it leaves the memory as before: see `remember`.
+        Closed before its end, it leaves the memory as before: see `remember`. What only tells
+        something (`only_tells`) is noted, and no model asked, where the model is a small one.
         """
         options = options or AnswerOptions()
         assert options.answering is not Answering.PASSAGES, "a conversation is in the memory"
+        if only_tells(question) and self.reader.parameters < QUOTED_BELOW:
+            noted = Answer(question, NOTED, "noted", 0, 0.0, 0.0)
+            self.remember(noted)
+            yield TokenOut(NOTED)
+            yield noted
+            return
         answer = None
         for event in self.reader.ask_steps(self.memory, question, options, told=self.told):
             if isinstance(event, Answer):

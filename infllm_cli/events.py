@@ -81,8 +81,8 @@ class Answer:
     """An answer with its evidence.
 
     Attributes:
-        finish: "stop" (the model ended), "length" (`max_tokens`), "repeat" (a loop was stopped) or
-            "interrupted".
+        finish: "stop" (the model ended), "length" (`max_tokens`), "repeat" (a loop was stopped),
+            "interrupted" or "noted" (nothing was asked).
         seconds: from the question to the last token.
         first_token_seconds: from the question to the first token.
         evidence: passages attended most, best first.

@@ -9,6 +9,7 @@ from infllm_cli.asking import Asking
 from infllm_cli.conversation import converse
 from infllm_cli.events import Answer, TokenOut
 from infllm_cli.sampling import AnswerOptions
+from infllm_cli.statements import only_tells
 
 TEXT = "The goose is called Deacon, and the boat Patience. " * 12
 OPTIONS = AnswerOptions(max_tokens=6)
@@ -130,3 +131,50 @@ def test_what_the_user_told_answers_where_the_document_has_less_of_the_question(
     shown.clear()
     ask_alone = list(reader.ask_steps(memory, "How is my dog called?", OPTIONS))
     assert ask_alone[-1].text and not any("Rex" in text for text in shown)
+
+
+def test_what_only_tells_is_noted_and_no_model_is_asked(reader, monkeypatch):
+    memory = read_text(reader, TEXT)
+    monkeypatch.setattr(Asking, "steps", lambda asking: pytest.fail("it was asked"))
+    with converse(reader, memory) as conversation:
+        start = memory.state.tokens
+        first, answer = conversation.ask_steps("I read this on a boat.", OPTIONS)
+        assert first.text == answer.text == "Noted." and answer.finish == "noted"
+        assert memory.state.tokens > start and conversation.told == ["I read this on a boat."]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "My dog is called Rufus.",
+        "my deadline is Friday",
+        "I'm reading this on a boat.",
+        "We have met the captain.",
+        "Remember that the bridge is closed.",
+        "By the way, the boat is mine.",
+    ],
+)
+def test_what_only_tells(line):
+    assert only_tells(line)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "My dog is called Rufus, is it?",
+        "I want to know who took the boat.",
+        "I would like a list of all names",
+        "My question is about the goose",
+        "Tell me about the goose.",
+        "name of the goose",
+        "the goose is called",
+        "Remember who took the boat",
+        "Summarize the second chapter.",
+        "Mystery of the goose",
+        "If the boat is called Patience",
+        "Meine Gans heißt Deacon.",
+        "\u6211\u7684\u72d7\u53eb\u4ec0\u4e48\uff1f",
+    ],
+)
+def test_what_may_ask_is_asked(line):
+    assert not only_tells(line)
