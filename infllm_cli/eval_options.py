@@ -18,6 +18,16 @@ class FormChoice(str, enum.Enum):
     ASK = "ask"
 
 
+class SummaryWayChoice(str, enum.Enum):
+    """Choices of `eval summaries --way`."""
+
+    QUOTED = "quoted"
+    OWN = "own"
+    QUESTION_MEMORY = "question-memory"
+    QUESTION_BOTH = "question-both"
+    MAP_REDUCE = "map-reduce"
+
+
 JsonLines = Annotated[
     bool, typer.Option("--json", help="The results as lines of JSON on standard output.")
 ]

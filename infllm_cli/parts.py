@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -16,10 +17,14 @@ from infllm_cli.headings import find_headings
 from infllm_cli.passages import Passages
 from infllm_cli.tokens import Tokens
 
+if TYPE_CHECKING:
+    from infllm_cli.reader import Memory, Reader
+
 # A heading with less than this below it is a line of a table of contents, not a part.
 LEAST_CHARS = 200
 TARGET_TOKENS = 1536
 MOST_TOKENS = 2048
+RESERVE_TOKENS = 512  # kept free behind a piece, for what is asked and written about it
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +100,19 @@ def divide(
     assert held[0].first == 0 and held[-1].last == total
     assert all(a.last == b.first for a, b in itertools.pairwise(held)), "pieces tile"
     return parts
+
+
+def parts_for(reader: Reader, memory: Memory, most_tokens: int = MOST_TOKENS) -> list[Part]:
+    """The parts of a document, read or not yet, in pieces that the model takes as a whole."""
+    trained = reader.loaded.trained_length
+    room = trained - reserved(trained) - reader.config.sink_tokens - len(reader.prompt.prefix)
+    most = max(16, min(most_tokens, room))
+    return divide(memory.document, memory.tokens, memory.passages, most)
+
+
+def reserved(trained_length: int) -> int:
+    """Tokens that a piece leaves free."""
+    return min(RESERVE_TOKENS, trained_length // 2)
 
 
 def _sections(document: Document) -> list[tuple[int, int, int, str | None, bool]]:

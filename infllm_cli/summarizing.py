@@ -25,7 +25,7 @@ from infllm_cli.evidence import Passage
 from infllm_cli.inquiry import Inquiry, mass_on
 from infllm_cli.memory.model_memory import ModelMemory
 from infllm_cli.memory.step import Phase
-from infllm_cli.parts import MOST_TOKENS, Part, Piece, divide
+from infllm_cli.parts import MOST_TOKENS, Part, Piece, parts_for, reserved
 from infllm_cli.sentences import split_sentences
 from infllm_cli.summary_options import SummaryOptions, Wording
 from infllm_cli.telling import Candidate, Vocabulary, choose, most_named, overlap
@@ -41,7 +41,6 @@ LINE_WORDS = 25
 LEAST_NAMED, MOST_NAMED = 100, 8
 # What a pass takes as one: so much a small model still has in view.
 GROUP_WORDS = 700
-RESERVE_TOKENS = 512
 
 
 class Summarizing:
@@ -65,10 +64,8 @@ class Summarizing:
         self.reader, self.memory, self.options = reader, memory, options
         self.document = memory.document
         trained = reader.loaded.trained_length
-        reserve = min(RESERVE_TOKENS, trained // 2)
-        room = trained - reserve - reader.config.sink_tokens - len(reader.prompt.prefix)
-        most = max(16, min(most_tokens, room))
-        self.parts = divide(memory.document, memory.tokens, memory.passages, most)
+        reserve = reserved(trained)
+        self.parts = parts_for(reader, memory, most_tokens)
         self.pieces = [piece for part in self.parts for piece in part.pieces]
         self.own = options.wording is Wording.OWN or (
             options.wording is Wording.AUTO and reader.parameters >= OWN_WORDS_PARAMETERS

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from infllm_cli.commands import eval_tasks
+from infllm_cli.commands import eval_summaries, eval_tasks
 from infllm_cli.commands.groups import ModelFlags, RecallFlags, SizeFlags, grouped
 from infllm_cli.commands.shared import open_started
 from infllm_cli.interrupts import clean_end
@@ -80,4 +80,5 @@ def add_to(app: typer.Typer) -> None:
     group = typer.Typer(help="Measure answers.", no_args_is_help=True)
     eval_tasks.add_to(group)
     group.command("questions", help=f"{ABOUT}\n\n{EXAMPLES}", epilog=EXIT_CODES)(questions)
+    eval_summaries.add_to(group)
     app.add_typer(group, name="eval", rich_help_panel=None)
