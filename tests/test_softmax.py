@@ -6,7 +6,13 @@ import pytest
 import torch
 
 from infllm_cli.memory import softmax
-from infllm_cli.memory.softmax import attend, attend_tiles, attend_weights
+from infllm_cli.memory.softmax import (
+    attend,
+    attend_mass,
+    attend_mass_tiles,
+    attend_tiles,
+    attend_weights,
+)
 
 # Relative to the whole: rounding of scores and weights to bfloat16 (2^-9 each).
 TOLERANCE = 0.01
@@ -91,3 +97,33 @@ def test_keys_first_or_last_gives_the_same_weights(monkeypatch, group, keys):
     assert torch.allclose(found[0][1], found[1][1], atol=2e-3)
     assert error(found[0][0], exact(q, k, v, None, 0.3)) < TOLERANCE
     assert found[0][1].shape == (2, group, keys)
+
+
+@pytest.mark.parametrize("group", [1, 3])
+@pytest.mark.parametrize(
+    ("length", "keys", "sliding"),
+    [(32, 32, None), (33, 97, None), (63, 500, None), (65, 300, None), (300, 301, 130)],
+)
+def test_tiles_draw_the_mass_that_attention_at_once_draws(length, keys, sliding, group):
+    q, k, v = parts(length, keys, group)
+    mask = mask_of(length, keys, sliding)
+    once, weights = attend_weights(q, k, v, mask, 0.3, None)
+    expected = weights.view(q.shape[0], length, keys).sum(dim=1)
+    out, drawn = attend_mass_tiles(q, k, v, mask, 0.3, causal=sliding is None)
+    assert error(out, once.double()) < TOLERANCE
+    assert drawn.dtype == torch.float32 and drawn.shape == (q.shape[0], keys)
+    # Every query spends 1; a key's share is right up to the rounding of scores.
+    assert torch.allclose(drawn.sum(dim=1), torch.full((q.shape[0],), float(length)), rtol=1e-4)
+    assert error(drawn, expected.double()) < TOLERANCE
+
+
+@pytest.mark.parametrize("native", [True, False])
+@pytest.mark.parametrize("length", [1, 31, 32])
+def test_whichever_form_is_chosen_the_mass_is_that_of_attention(monkeypatch, native, length):
+    monkeypatch.setattr(softmax, "multiplies_natively", lambda q: native)
+    q, k, v = parts(length, 150, 3)
+    mask = mask_of(length, 150) if length > 1 else None
+    out, drawn = attend_mass(q, k, v, mask, 0.2, None, causal=True)
+    assert error(out, exact(q, k, v, mask, 0.2)) < TOLERANCE
+    seen = exact(q, k, torch.eye(150).expand(2, -1, -1), mask, 0.2).sum(dim=1)
+    assert error(drawn, seen) < TOLERANCE

@@ -30,7 +30,7 @@ PARTS = (PROJECTIONS, NORMS, ATTENTION, LOOKUP, LOADING, SEALING, ROTATION, REST
 # (owner, name of what is timed, part)
 _TIMED: tuple[tuple[Any, str, str], ...] = (
     (layer_module, "attend", ATTENTION),
-    (layer_module, "attend_weights", ATTENTION),
+    (layer_module, "attend_mass", ATTENTION),
     (sliding_module, "attend", ATTENTION),
     (LayerMemory, "attend", ROTATION),
     (LayerMemory, "_lookup", LOOKUP),

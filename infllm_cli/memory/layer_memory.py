@@ -13,7 +13,7 @@ from infllm_cli.memory.knobs import CachePolicy, Positions, Relevance
 from infllm_cli.memory.layer import HOST, LayerGeometry
 from infllm_cli.memory.rotary import Table
 from infllm_cli.memory.shortlist import Shortlist
-from infllm_cli.memory.softmax import attend, attend_weights
+from infllm_cli.memory.softmax import attend, attend_mass
 from infllm_cli.memory.step import Phase, Step
 from infllm_cli.memory.tiered_store import TieredStore
 from infllm_cli.memory.two_distances import Keys, attend_two_distances
@@ -97,23 +97,23 @@ class LayerMemory(TieredStore):
             lead_keys = Keys(keys[:, :lead], values[:, :lead])
             near_keys = Keys(keys[:, lead:], values[:, lead:])
 
-            def attention(want_weights: bool) -> tuple[Tensor, Tensor | None]:
+            def attention(want_mass: bool) -> tuple[Tensor, Tensor | None]:
                 parts = (far_q, rotated, lead_keys, near_keys, mask)
-                return attend_two_distances(*parts, g.scaling, g.softcap, want_weights=want_weights)
+                return attend_two_distances(*parts, g.scaling, g.softcap, want_mass=want_mass)
         else:
 
-            def attention(want_weights: bool) -> tuple[Tensor, Tensor | None]:
+            def attention(want_mass: bool) -> tuple[Tensor, Tensor | None]:
                 given = (rotated, keys, values, mask, g.scaling, g.softcap)
-                if want_weights:
-                    return attend_weights(*given)
+                if want_mass:
+                    return attend_mass(*given, causal=True)
                 return attend(*given, causal=True), None
 
-        out, weights = attention(step.mass is not None or self.window.mass is not None)
-        if weights is None and blocks is not None and self._scores_cached:
+        out, drawn = attention(step.mass is not None or self.window.mass is not None)
+        if drawn is None and blocks is not None and self._scores_cached:
             # On top: what is cached must not change a bit of what is computed.
-            weights = attention(True)[1]
-        if weights is not None:
-            self._account(weights, blocks, lead, step)
+            drawn = attention(True)[1]
+        if drawn is not None:
+            self._account(drawn, blocks, lead, step)
         if blocks is not None:
             step.loaded[g.index] = blocks
         self._evict(step)
@@ -242,9 +242,9 @@ class LayerMemory(TieredStore):
         """Whether blocks leave the device cache by the attention that they drew."""
         return self.cache is not None and self.cache.policy is CachePolicy.LRU_S
 
-    def _account(self, weights: Tensor, blocks: Tensor | None, lead: int, step: Step) -> None:
-        """Note what the weights [H_kv, G * L, T] of this step tell of keys, blocks, positions."""
-        per_key = weights.sum(dim=1)  # [H_kv, T]
+    def _account(self, drawn: Tensor, blocks: Tensor | None, lead: int, step: Step) -> None:
+        """Note what the mass [H, T] of this step tells of keys, blocks and positions."""
+        per_key = drawn.unflatten(0, (self.geometry.kv_heads, -1)).sum(dim=1)  # [H_kv, T]
         if self.window.mass is not None:
             held = slice(self.window.first, self.window.last)
             self.window.mass[:, held, 0] += per_key[:, lead:]

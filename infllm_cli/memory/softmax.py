@@ -69,6 +69,53 @@ def attend_tiles(
     return out.flatten(0, 1)
 
 
+def attend_mass(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    scaling: float,
+    softcap: float | None,
+    *,
+    causal: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """As `attend`, also returning the mass [H, T] float32 that each key draws, over all queries."""
+    tiled = softcap is None and mask is not None and q.shape[1] >= LEAST_TILED
+    if tiled and multiplies_natively(q):
+        return attend_mass_tiles(q, k, v, mask, scaling, causal=causal)
+    out, weights = attend_weights(q, k, v, mask, scaling, softcap)
+    return out, weights.view(q.shape[0], q.shape[1], -1).sum(dim=1)
+
+
+def attend_mass_tiles(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scaling: float, *, causal: bool
+) -> tuple[Tensor, Tensor]:
+    """`attend_mass` in tiles of queries: no weights of a whole chunk are ever held.
+
+    As `attend_tiles`, but that the weights are float32 until they have been added up: H2O's masses
+    are sums over a whole document. Tiles are half as large, since weights take twice the bytes.
+    """
+    kv_heads, keys = k.shape[:2]
+    length = q.shape[1]
+    grouped = (q.float() * scaling).to(q.dtype).unflatten(0, (kv_heads, -1))  # [H_kv, G, L, d]
+    group, dim = grouped.shape[1], q.shape[2]
+    out = q.new_empty(kv_heads, group, length, v.shape[-1])
+    drawn = q.new_zeros(kv_heads, group, keys, dtype=torch.float32)
+    for i_h in range(kv_heads):
+        for start in range(0, length, TILE_QUERIES // 2):
+            rows = slice(start, min(start + TILE_QUERIES // 2, length))
+            seen = keys - length + rows.stop
+            b_q = grouped[i_h, :, rows].reshape(-1, dim)
+            b_s = torch.mm(b_q, k[i_h, :seen].T).view(group, -1, seen)
+            hides = slice(keys - length + start if causal else 0, seen)
+            b_s[..., hides] += mask[rows, hides]
+            b_w = torch.softmax(b_s, dim=-1, dtype=torch.float32)
+            drawn[i_h, :, :seen] += b_w.sum(dim=1)
+            b_o = torch.mm(b_w.to(v.dtype).view(-1, seen), v[i_h, :seen])
+            out[i_h, :, rows] = b_o.view(group, -1, v.shape[-1])
+    return out.flatten(0, 1), drawn.flatten(0, 1)
+
+
 def attend_weights(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scaling: float, softcap: float | None
 ) -> tuple[Tensor, Tensor]:

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from infllm_cli.memory.softmax import attend, attend_weights
+from infllm_cli.memory.softmax import attend, attend_mass
 
 
 class Keys(NamedTuple):
@@ -32,7 +32,7 @@ def attend_two_distances(
     scaling: float,
     softcap: float | None,
     *,
-    want_weights: bool,
+    want_mass: bool,
 ) -> tuple[Tensor, Tensor | None]:
     """Attention of queries [H, L, d], rotated for either group, over `far` and then `near`.
 
@@ -40,7 +40,7 @@ def attend_two_distances(
         mask: additive [L, n_far + n_near], or None.
 
     Returns:
-        out [H, L, d_v], and with `want_weights` the weights [H_kv, G * L, n_far + n_near].
+        out [H, L, d_v], and with `want_mass` the mass [H, n_far + n_near] that each key draws.
     """
     kv_heads, n_far, dim = far.keys.shape
     n_near = near.keys.shape[1]
@@ -49,8 +49,8 @@ def attend_two_distances(
     keys[:, n_far:, dim:] = near.keys
     values = torch.cat([far.values, near.values], dim=1)
     q = torch.cat([far_q, near_q], dim=-1)
-    if want_weights:
-        return attend_weights(q, keys, values, mask, scaling, softcap)
+    if want_mass:
+        return attend_mass(q, keys, values, mask, scaling, softcap)
     value_dim = values.shape[2]
     # The quick kernels want values as wide as keys: measured, half the time of narrower ones.
     values = F.pad(values, (0, 2 * dim - value_dim))

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from infllm_cli.memory.attended import note_mass
 from infllm_cli.memory.layer import LayerGeometry, OnDeviceOnly, window_of
-from infllm_cli.memory.softmax import attend, attend_weights
+from infllm_cli.memory.softmax import attend, attend_mass
 from infllm_cli.memory.step import Step
 from infllm_cli.policies.positions import token_range
 
@@ -41,8 +41,8 @@ class DenseLayer(OnDeviceOnly):
         mask = step.mask(keys.shape[1], q)
         if step.mass is None:
             return attend(q, keys, values, mask, g.scaling, g.softcap)
-        out, weights = attend_weights(q, keys, values, mask, g.scaling, g.softcap)
-        note_mass(step, g.index, token_range(0, window.end), weights.sum(dim=(0, 1)))
+        out, drawn = attend_mass(q, keys, values, mask, g.scaling, g.softcap, causal=True)
+        note_mass(step, g.index, token_range(0, window.end), drawn.sum(dim=0))
         return out
 
     def mark(self) -> None:

@@ -10,7 +10,7 @@ from torch import Tensor
 from infllm_cli.memory.attended import note_mass
 from infllm_cli.memory.config import MemoryConfig
 from infllm_cli.memory.layer import LayerGeometry, OnDeviceOnly
-from infllm_cli.memory.softmax import attend_weights
+from infllm_cli.memory.softmax import attend_mass
 from infllm_cli.memory.step import Step
 from infllm_cli.policies.positions import token_range
 
@@ -84,8 +84,10 @@ class H2OLayer(OnDeviceOnly):
             rotated = (rotated * scale).to(rotated.dtype)
         placed = g.rotary.rotate(keys, step.table(g.rotary, 0, total))
         mask = step.mask(total, q)
-        out, weights = attend_weights(rotated, placed, values, mask, g.scaling, g.softcap)
-        drawn = weights.sum(dim=1)  # [H_kv, T]
+        out, per_head = attend_mass(
+            rotated, placed, values, mask, g.scaling, g.softcap, causal=True
+        )
+        drawn = per_head.unflatten(0, (g.kv_heads, -1)).sum(dim=1)  # [H_kv, T]
         new = token_range(step.start, step.end).to(g.device).expand(g.kv_heads, -1)
         positions = torch.cat([kept.positions, new], dim=1)
         if step.mass is not None:

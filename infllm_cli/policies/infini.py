@@ -8,7 +8,7 @@ from torch import Tensor
 from infllm_cli.memory.attended import note_mass
 from infllm_cli.memory.config import MemoryConfig
 from infllm_cli.memory.layer import LayerGeometry, OnDeviceOnly
-from infllm_cli.memory.softmax import attend, attend_weights
+from infllm_cli.memory.softmax import attend, attend_mass
 from infllm_cli.memory.step import Step
 from infllm_cli.policies.compressive import Memory, mix, retrieve, written
 from infllm_cli.policies.positions import token_range
@@ -81,15 +81,15 @@ class InfiniLayer(OnDeviceOnly):
         self._push(g.rotary.rotate(k, table), v)
         keys, values = self.keys[:, : self.held], self.values[:, : self.held]
         mask = step.causal_mask(length, self.held, q)
-        weights = None
+        drawn = None
         if mass is None:
             local = attend(rotated, keys, values, mask, g.scaling, g.softcap)
         else:
-            local, weights = attend_weights(rotated, keys, values, mask, g.scaling, g.softcap)
+            local, drawn = attend_mass(rotated, keys, values, mask, g.scaling, g.softcap)
         reads = self.memory.tokens > 0
-        if weights is not None:
+        if drawn is not None:
             share = (1 - self.gates) if reads else torch.ones_like(self.gates)
-            per_head = weights.view(g.heads, length, -1).sum(dim=1) * share[:, None]
+            per_head = drawn * share[:, None]
             mass[self.start : self.start + self.held] += per_head.sum(dim=0).to(mass.device)
         self.pending = self.pending.plus(written(k, v, self.memory, self.config.infini_update))
         return mix(local, retrieve(q, self.memory), self.gates) if reads else local

@@ -43,7 +43,7 @@ class LMInfiniteLayer(SinkWindowLayer):
             lambda: additive(torch.cat([capped, ~capped & (distance >= 0), visible], dim=1), q),
         )
         at_cap = g.rotary.rotate(q, step.table(g.rotary, self.cap, 1))
-        out, weights = attend_two_distances(
+        out, drawn = attend_two_distances(
             self._scaled(at_cap, step),
             self._scaled(near_q, step),
             Keys(self.sink_keys, self.sink_values),
@@ -51,6 +51,6 @@ class LMInfiniteLayer(SinkWindowLayer):
             mask,
             g.scaling,
             g.softcap,
-            want_weights=step.mass is not None,
+            want_mass=step.mass is not None,
         )
-        return out, weights, torch.cat([sink_at, sink_at, window_at], dim=1)[0]
+        return out, drawn, torch.cat([sink_at, sink_at, window_at], dim=1)[0]

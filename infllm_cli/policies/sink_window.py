@@ -64,9 +64,9 @@ class SinkWindowLayer(OnDeviceOnly, abc.ABC):
                 window.start = step.start + missing
             window.make_room(step.length - missing, slack=2 * self.config.chunk_tokens)
             window.push(k[:, missing:], rotated[:, missing:], v[:, missing:], None)
-        out, weights, positions = self._attend(q, near_q, step)
-        if weights is not None:
-            note_mass(step, g.index, positions, weights.sum(dim=(0, 1)))
+        out, drawn, positions = self._attend(q, near_q, step)
+        if drawn is not None:
+            note_mass(step, g.index, positions, drawn.sum(dim=0))
         # The next token sees the last W - 1 of these and itself.
         window.drop(max(0, len(window) - (self.reach - 1)))
         return out
@@ -75,7 +75,7 @@ class SinkWindowLayer(OnDeviceOnly, abc.ABC):
     def _attend(
         self, q: Tensor, near_q: Tensor, step: Step
     ) -> tuple[Tensor, Tensor | None, Tensor]:
-        """out [H, L, d], weights [H_kv, G * L, T] if wanted, and the keys' positions [T]."""
+        """out [H, L, d], the mass [H, T] of each key if wanted, and the keys' positions [T]."""
 
     def _in_window(self) -> Keys:
         held = slice(self.window.first, self.window.last)

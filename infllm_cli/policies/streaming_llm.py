@@ -36,7 +36,7 @@ class StreamingLLMLayer(SinkWindowLayer):
             ("streaming", held, self.window.start, len(self.window)),
             lambda: additive(torch.cat([sink_at <= query, visible], dim=1), q),
         )
-        out, weights = attend_two_distances(
+        out, drawn = attend_two_distances(
             self._scaled(self._far_query(q, step), step),
             self._scaled(near_q, step),
             sinks,
@@ -44,6 +44,6 @@ class StreamingLLMLayer(SinkWindowLayer):
             mask,
             g.scaling,
             g.softcap,
-            want_weights=step.mass is not None,
+            want_mass=step.mass is not None,
         )
-        return out, weights, torch.cat([sink_at, window_at], dim=1)[0]
+        return out, drawn, torch.cat([sink_at, window_at], dim=1)[0]
