@@ -18,7 +18,7 @@ from infllm_cli.events import Encoding, Quoted, Remark
 from infllm_cli.meaning import Meanings
 from infllm_cli.meaning_files import keep_meanings, recall_meanings
 from infllm_cli.models.encoders import DEFAULT_ENCODER
-from infllm_cli.recalling import Recalling
+from infllm_cli.recalling import Recalling, foreign_below
 from infllm_cli.sampling import Answering, AnswerOptions
 
 FACT = "Old Gideon Marl forged the tall lantern in his shed. "
@@ -249,3 +249,10 @@ def test_the_usual_encoder_finds_other_words_in_the_sample_story_and_knows_what_
             found += any(span[0, 0] <= at < span[1, 1] for span in spans)
     assert found >= 4, "by words it is one"
     assert marked["plain"] == 0 and marked["foreign"] >= 3
+
+
+def test_the_shorter_a_document_the_farther_is_what_it_answers_by_chance():
+    below = [foreign_below(count) for count in (1, 10, 100, 1000, 10_000)]
+    assert below == sorted(below)
+    assert below[0] == pytest.approx(0.13) and below[1] == pytest.approx(0.209, abs=0.001)
+    assert below[-2] == pytest.approx(0.368, abs=0.001) and below[-1] == 0.37
