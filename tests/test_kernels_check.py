@@ -12,7 +12,7 @@ import pytest
 import torch
 from infllm_cli.kernels import check
 from infllm_cli.kernels.check_cases import SMALL, Case, Cases, difference
-from infllm_cli.kernels.dispatch import Kernels, kernels_for
+from infllm_cli.kernels.dispatch import Kernels, kernels_for, replaced
 
 from infllm_cli import block_moves
 from infllm_cli.large_model import Shape, measure
@@ -115,6 +115,13 @@ def test_memory_that_runs_out_is_no_reason_for_a_twin(monkeypatch) -> None:
     with pytest.raises(torch.OutOfMemoryError):
         kernels.run("a", lambda x: x, 1)
     assert not kernels.failed
+
+
+def test_what_fails_on_the_host_is_told_beside_what_fails_on_the_device(monkeypatch) -> None:
+    monkeypatch.setattr(kernels_for("cpu"), "failed", {"native": "no C compiler"})
+    monkeypatch.setattr(kernels_for("cuda"), "failed", {"a": "out of registers"})
+    assert replaced("cuda") == {"native": "no C compiler", "a": "out of registers"}
+    assert replaced("cpu") == {"native": "no C compiler"}
 
 
 def test_a_processor_runs_the_twins() -> None:
