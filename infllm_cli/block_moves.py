@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from infllm_cli.kernels.floors import MOVED_MS
 from infllm_cli.kernels.native.library import Native
 from infllm_cli.kernels.tiered_attention import Tiers, tiered_attention
 from infllm_cli.memory.codecs import Codec
@@ -14,8 +15,6 @@ from infllm_cli.memory.device_arena import DeviceArena
 from infllm_cli.memory.device_blocks import DeviceBlocks
 from infllm_cli.memory.knobs import CachePolicy
 from infllm_cli.memory.transfers import Transfers
-
-FLOOR_MS = 0.12  # besides what the bus takes for the bytes
 
 
 @torch.inference_mode()
@@ -63,10 +62,11 @@ def measure(
     return {
         "blocks": kv_heads * blocks,
         "bytes": moved,
+        "gathered_in_c": native is not None,
         "ms": round(1000 * seconds, 4),
         "bus_ms": round(1000 * bus, 4),
         "beside_the_bus_ms": round(1000 * (seconds - bus), 4),
-        "floor_ms": FLOOR_MS,
+        "floor_ms": MOVED_MS,
     }
 
 
