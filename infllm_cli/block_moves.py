@@ -7,14 +7,14 @@ from typing import Any
 
 import torch
 
+from infllm_cli.kernels.floors import MOVED_MS
+from infllm_cli.kernels.native.library import Native
 from infllm_cli.kernels.tiered_attention import Tiers, tiered_attention
 from infllm_cli.memory.codecs import Codec
 from infllm_cli.memory.device_arena import DeviceArena
 from infllm_cli.memory.device_blocks import DeviceBlocks
 from infllm_cli.memory.knobs import CachePolicy
 from infllm_cli.memory.transfers import Transfers
-
-FLOOR_MS = 0.12  # besides what the bus takes for the bytes
 
 
 @torch.inference_mode()
@@ -28,13 +28,16 @@ def measure(
     blocks: int = 8,
     dtype: torch.dtype = torch.bfloat16,
     runs: int = 40,
+    native: Native | None = None,
 ) -> dict[str, Any]:
     """Two sets of blocks in turns, so that every block is fetched every time; figures by name."""
     transfers = Transfers(device)
-    arena = DeviceArena(kv_heads, block, d, d, dtype, 2 * blocks, Codec.INT8, transfers)
+    per_segment = max(1, blocks // 2)  # a step's blocks lie in several segments
+    arena = DeviceArena(kv_heads, block, d, d, dtype, per_segment, Codec.INT8, transfers)
     shape = (kv_heads, 2 * blocks * block, d)
     arena.append(*(torch.randn(shape, device=device).to(dtype) for _ in range(2)))
-    cache = DeviceBlocks(blocks, CachePolicy.LRU, (kv_heads, block, d, d), dtype, transfers)
+    shape = (kv_heads, block, d, d)
+    cache = DeviceBlocks(blocks, CachePolicy.LRU, shape, dtype, transfers, native)
     sets = torch.arange(2 * blocks).view(2, 1, blocks).expand(2, kv_heads, blocks)
     q, own, nothing = (
         torch.randn(n, m, d, device=device).to(dtype)
@@ -59,10 +62,11 @@ def measure(
     return {
         "blocks": kv_heads * blocks,
         "bytes": moved,
+        "gathered_in_c": native is not None,
         "ms": round(1000 * seconds, 4),
         "bus_ms": round(1000 * bus, 4),
         "beside_the_bus_ms": round(1000 * (seconds - bus), 4),
-        "floor_ms": FLOOR_MS,
+        "floor_ms": MOVED_MS,
     }
 
 

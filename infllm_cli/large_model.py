@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from infllm_cli import attention
 from infllm_cli.attention import MemoryCall, forward
+from infllm_cli.kernels.floors import SHARE_OF_OWN_SPEED
 from infllm_cli.memory.config import MemoryConfig
 from infllm_cli.memory.device_path import DeviceOptions
 from infllm_cli.memory.layer import LayerGeometry
@@ -21,7 +22,6 @@ from infllm_cli.memory.model_memory import ModelMemory
 from infllm_cli.memory.step import Phase
 from infllm_cli.models.probe import probe_layers
 
-SHARE_WANTED = 0.8  # of the model's own speed on 512 tokens
 QUESTION, ANSWER = 20, 32  # tokens
 OWN_RUNS = 8
 
@@ -110,7 +110,7 @@ def measure(
         "tokens_per_second": round(speed, 1),
         "own_tokens_per_second": round(own, 1),
         "share_of_own_speed": round(speed / own, 3),
-        "share_wanted": SHARE_WANTED,
+        "share_wanted": SHARE_OF_OWN_SPEED,
         "device_bytes": max(held),
         "device_bytes_grown_in_second_half": max(settled) - min(settled),
         "question_seconds": round(asked, 4),

@@ -107,7 +107,7 @@ class Reader:
         loaded = load_model(folder.path, folder.name, device=device, dtype=dtype, memo=memo)
         loaded.cache_dir = cache_dir
         native = NativeKernels(cache_dir / NATIVE_FOLDER)
-        if loaded.device.type == "cpu":
+        if loaded.device.type in ("cpu", "cuda"):  # there they gather what crosses the bus
             native.prepare()
         loaded.device_options = DeviceOptions(limit_bytes=device_limit_bytes, native=native)
         reader = cls(loaded, MemoryConfig.for_model(loaded.trained_length, **sizes))

@@ -14,7 +14,7 @@ from infllm_cli.document import Document
 from infllm_cli.events import Answer
 from infllm_cli.evidence import Passage
 from infllm_cli.keeping import Keeper
-from infllm_cli.kernels.dispatch import kernels_for
+from infllm_cli.kernels.dispatch import replaced
 from infllm_cli.reader import Memory, Reader
 from infllm_cli.wording import duration, size
 
@@ -131,7 +131,7 @@ def as_json(
             "config": memory.state.config.as_dict(),
             "gates": reader.gates.as_dict(),
             "device_cache": memory.state.device_cache,
-            "replaced_kernels": dict(kernels_for(loaded.device.type).failed),
+            "replaced_kernels": replaced(loaded.device.type),
         },
         "model": {
             "name": loaded.name,
@@ -178,7 +178,7 @@ def report_facts(
             facts.append(("moved", f"{to} to the device, {ahead}; {back} to the host"))
         if cached.get("keys_scanned_on"):
             facts.append(("keys scanned", f"on: {cached['keys_scanned_on']}"))
-    for name, reason in kernels_for(loaded.device.type).failed.items():
+    for name, reason in replaced(loaded.device.type).items():
         facts.append(("kernel replaced", f"{name}: {reason}"))
     if state.dropped:
         facts.append(("dropped", f"{state.dropped:,} of these blocks"))

@@ -11,16 +11,21 @@ import argparse
 import json
 import os
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from . import floors
+
 if TYPE_CHECKING:
     from .check_cases import Case
+    from .native.choice import NativeKernels
 
 SECONDS = 300.0
+MEASURED = ("blocks_moved_and_attended", "end_to_end")  # of the report, on a GPU
 ABOUT = "Correctness and speed of every kernel, on the GPU that is here or in the interpreter."
 
 
@@ -61,6 +66,8 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     import torch
 
+    from .native.choice import NativeKernels
+
     gpu = torch.cuda.is_available() and not options.compile
     if options.compile:
         os.environ.pop("TRITON_INTERPRET", None)
@@ -75,18 +82,43 @@ def main(arguments: list[str] | None = None) -> int:
     results, left_out = _run_all(gpu, began + options.seconds)
     report: dict[str, Any] = {"schema": 1, **_machine(gpu), "left_out": left_out}
     report["cases"] = [{**asdict(result), "fast": result.fast} for result in results]
-    if gpu:
-        from infllm_cli.block_moves import measure as moves
-
-        report["blocks_moved_and_attended"] = moves(torch.device("cuda"))
-    if options.end_to_end:
-        from infllm_cli.large_model import measure
-
-        report["end_to_end"] = measure(torch.device("cuda"))
+    with tempfile.TemporaryDirectory(prefix="infllm-check-") as folder:
+        native = NativeKernels(Path(folder))
+        if gpu:
+            report["blocks_moved_and_attended"] = _measured(lambda: _moves(native))
+        if options.end_to_end:
+            report["end_to_end"] = _measured(lambda: _end_to_end(native))
+    report["floors"] = floors.as_json(floors.floors(report))
     report["seconds"] = round(time.monotonic() - began, 1)
     options.json.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
     print(render(report))
-    return 0 if all(result.right for result in results) and not left_out else 1
+    failed = any("error" in report.get(name, {}) for name in MEASURED)
+    return 0 if all(result.right for result in results) and not left_out and not failed else 1
+
+
+def _moves(native: NativeKernels) -> dict[str, Any]:
+    import torch
+
+    from infllm_cli.block_moves import measure
+
+    return measure(torch.device("cuda"), native=native.get())
+
+
+def _end_to_end(native: NativeKernels) -> dict[str, Any]:
+    import torch
+
+    from infllm_cli.large_model import measure
+    from infllm_cli.memory.device_path import DeviceOptions
+
+    return measure(torch.device("cuda"), options=DeviceOptions(native=native))
+
+
+def _measured(measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """Figures by name, or the error: what fails here does not take the table away."""
+    try:
+        return measure()
+    except Exception as error:
+        return {"error": _in_a_line(error)}
 
 
 def _run_all(gpu: bool, deadline: float) -> tuple[list[Result], bool]:
@@ -124,10 +156,14 @@ def check(
             result.ms, result.twin_ms = clock(case.run), clock(case.twin)
             result.sdpa_ms = clock(case.other) if case.other is not None else None
     except Exception as error:  # a kernel that does not run is a line of the table
-        lines = str(error).strip().splitlines() or ["no message"]
-        result.error = f"{type(error).__name__}: {lines[0]}"
+        result.error = _in_a_line(error)
         result.right = False
     return result
+
+
+def _in_a_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines() or ["no message"]
+    return f"{type(error).__name__}: {lines[0]}"
 
 
 def _milliseconds(run: Callable[[], Any]) -> float:
@@ -184,10 +220,11 @@ def render(report: dict[str, Any]) -> str:
             "No GPU here: the numbers are right or wrong as in Triton's interpreter, on small "
             "sizes; all timings, and whether the floors hold, are open."
         )
-    for name in ("blocks_moved_and_attended", "end_to_end"):
+    for name in MEASURED:
         if name in report:
             told = (f"{key} {value}" for key, value in report[name].items())
             lines.append(f"{name.replace('_', ' ')}: " + ", ".join(told))
+    lines += ["", *floors.lines(report["floors"])]
     return "\n".join(lines)
 
 

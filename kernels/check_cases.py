@@ -13,6 +13,7 @@ from torch import Tensor
 from .block_relevance import block_relevance_torch
 from .dispatch import find
 from .exact_lookup import exact_lookup_torch
+from .floors import OF_BANDWIDTH, SCORED_MS
 from .representative_scores import representative_scores_torch
 from .segment_lookup import KeyTable, segment_lookup_torch
 from .store_codec import (
@@ -151,7 +152,7 @@ class Cases:
                 ATTENTION,
                 sdpa,
                 bytes=moved,
-                of_bandwidth=1.3 if length == 1 else None,
+                of_bandwidth=OF_BANDWIDTH if length == 1 else None,
             )
             yield Case(
                 "tiered_attention",
@@ -208,7 +209,7 @@ class Cases:
                 RELEVANCE,
                 relative=True,
                 bytes=keys.nbytes,
-                floor_ms=0.05 if rule == "sum" else None,
+                floor_ms=SCORED_MS if rule == "sum" else None,
             )
         prefix = self.draw(s.kv_heads, s.window, s.d).float().cumsum(dim=1)
         tokens = min(s.chunk, s.window // 2)

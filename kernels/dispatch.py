@@ -78,3 +78,8 @@ def find(name: str) -> Callable[..., Any]:
 def kernels_for(kind: str) -> Kernels:
     """The forms for a kind of device ("cuda", "cpu", ...); one object per process and kind."""
     return Kernels(triton=kind == "cuda" and HAS_TRITON)
+
+
+def replaced(kind: str) -> dict[str, str]:
+    """What has given way to its twin, and why, on a kind of device and on the host beside it."""
+    return {**kernels_for("cpu").failed, **kernels_for(kind).failed}

@@ -77,6 +77,9 @@ class Tiers:
         assert self.slot_keys.shape[2] == d and self.slot_values.shape[2] == d_v
         assert self.slots.shape[0] == kv_heads and self.slots.dtype == torch.int32
         assert self.cos.shape == self.sin.shape and self.cos.shape[0] == self.lead
+        own = (getattr(self, name) for name in self.__slots__)
+        devices = {x.device for x in (q, *own) if isinstance(x, Tensor)}
+        assert len(devices) == 1, devices  # torch would take indices of the host's, a kernel not
 
     def joined(self) -> tuple[Tensor, Tensor]:
         """Keys `[H_kv, T, d]`, all rotated, and values `[H_kv, T, d_v]`, copied together."""

@@ -20,6 +20,8 @@ CASES = [
     (9, 3, 17, 1, 96, torch.bfloat16, torch.float32),
     (3, 111, 16, 3, 128, torch.float32, torch.float32),
     (1, 65, 15, 16, 256, torch.float32, torch.bfloat16),
+    (9, 1, 129, 4, 128, torch.bfloat16, torch.bfloat16),
+    (1, 1, 127, 4, 256, torch.bfloat16, torch.float32),
 ]
 NAMES = ["h{}-q{}-n{}-r{}-d{}-{}-{}".format(*map(str, c)).replace("torch.", "") for c in CASES]
 
@@ -75,6 +77,8 @@ def test_the_most_relevant_blocks_come_best_first() -> None:
         (3, 63, 111, 96, torch.bfloat16),
         (9, 129, 7, 64, torch.bfloat16),
         (1, 33, 64, 256, torch.float32),
+        (3, 127, 63, 128, torch.bfloat16),
+        (9, 1, 111, 128, torch.float32),
     ],
 )
 def test_running_sums_give_the_paper_s_score(heads, tokens, ahead, d, dtype) -> None:

@@ -28,6 +28,10 @@ CASES = [
     (1, 111, 96, 128, 1, 2, torch.bfloat16),
     (3, 9, 256, 32, 1, 3, torch.bfloat16),
     (1, 63, 128, 32, 1, 1, torch.float32),
+    (9, 1, 64, 127, 3, 4, torch.bfloat16),  # a token less than a block, and one more
+    (9, 63, 96, 129, 2, 3, torch.float32),
+    (1, 111, 128, 33, 3, 3, torch.bfloat16),
+    (3, 1, 256, 31, 3, 4, torch.bfloat16),
 ]
 NAMES = ["h{}-q{}-d{}-b{}-n{}of{}-{}".format(*c[:6], str(c[6])[6:]) for c in CASES]
 

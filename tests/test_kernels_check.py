@@ -10,9 +10,9 @@ import warnings
 
 import pytest
 import torch
-from infllm_cli.kernels import check
+from infllm_cli.kernels import check, floors
 from infllm_cli.kernels.check_cases import SMALL, Case, Cases, difference
-from infllm_cli.kernels.dispatch import Kernels, kernels_for
+from infllm_cli.kernels.dispatch import Kernels, kernels_for, replaced
 
 from infllm_cli import block_moves
 from infllm_cli.large_model import Shape, measure
@@ -42,6 +42,15 @@ def test_without_a_gpu_the_numbers_are_checked_and_the_timings_are_open(tmp_path
         "store_codec",
     }
     assert all(case["right"] and case["ms"] is None for case in report["cases"])
+    assert [floor["wanted"] for floor in report["floors"]] == [
+        "at most 0.05 ms",
+        "at most 1.3 x bandwidth's time",
+        "at most 0.12 ms",
+        "at least 0.8 of own speed",
+        "at most 1% in its second half",
+    ]
+    assert all(floor["found"] is floor["holds"] is None for floor in report["floors"])
+    assert done.stdout.count(" open\n") == 5
 
 
 def test_end_to_end_wants_a_gpu(capsys, monkeypatch) -> None:
@@ -70,9 +79,42 @@ def test_a_wrong_kernel_a_slow_one_and_one_that_fails_are_told() -> None:
     assert found[3].floor_ms == pytest.approx(2.0)
     report = {"device": "x", "torch": "1", "triton": "2", "left_out": True, "timed": True}
     report["cases"] = [{**vars(result), "fast": result.fast} for result in found]
+    report["floors"] = floors.as_json(floors.floors(report))
     text = check.render(report)
     assert "NO" in text and "too slow" in text and "no such instruction" in text
     assert "left out" in text and "No GPU here" not in text
+
+
+def test_each_floor_is_judged_by_what_was_measured() -> None:
+    def report(ms: float, share: float, grown: int) -> dict:
+        kinds = {"tiered_attention": "1 of 4096 tokens", "block_relevance": "8000 blocks, sum"}
+        times = {"tiered_attention": (20 * ms, 2.6), "block_relevance": (ms, 0.05)}
+        cases = [
+            {"kernel": kernel, "what": what, "ms": times[kernel][0], "floor_ms": times[kernel][1]}
+            for kernel, what in kinds.items()
+        ]
+        read = {"share_of_own_speed": share, "device_bytes": 10_000}
+        read["device_bytes_grown_in_second_half"] = grown
+        moved = {"beside_the_bus_ms": 2 * ms}
+        return {"cases": cases, "blocks_moved_and_attended": moved, "end_to_end": read}
+
+    found = floors.floors(report(0.05, 0.85, 0))
+    assert [floor.holds for floor in found] == [True] * 5
+    assert [floor.found for floor in found] == ["0.0500 ms", "0.50 x", "0.1000 ms", "0.85", "0.00%"]
+    assert [f.holds for f in floors.floors(report(0.2, 0.7, 200))] == [False] * 5
+    failed = report(0.05, 0.85, 0)
+    failed["blocks_moved_and_attended"] = failed["end_to_end"] = {"error": "OutOfMemoryError: x"}
+    assert [f.holds for f in floors.floors(failed)] == [True, True, None, None, None]
+    text = floors.lines(floors.as_json(floors.floors(report(0.2, 0.85, 0))))
+    assert len(text) == 6 and sum(line.endswith("TOO SLOW") for line in text) == 3
+
+
+def test_what_fails_to_be_measured_is_a_line_not_the_end() -> None:
+    def broken() -> dict:
+        raise torch.OutOfMemoryError("no room\nand more")
+
+    assert check._measured(broken) == {"error": "OutOfMemoryError: no room"}
+    assert check._measured(lambda: {"ms": 1}) == {"ms": 1}
 
 
 def test_differences_are_absolute_or_of_the_largest() -> None:
@@ -115,6 +157,13 @@ def test_memory_that_runs_out_is_no_reason_for_a_twin(monkeypatch) -> None:
     with pytest.raises(torch.OutOfMemoryError):
         kernels.run("a", lambda x: x, 1)
     assert not kernels.failed
+
+
+def test_what_fails_on_the_host_is_told_beside_what_fails_on_the_device(monkeypatch) -> None:
+    monkeypatch.setattr(kernels_for("cpu"), "failed", {"native": "no C compiler"})
+    monkeypatch.setattr(kernels_for("cuda"), "failed", {"a": "out of registers"})
+    assert replaced("cuda") == {"native": "no C compiler", "a": "out of registers"}
+    assert replaced("cpu") == {"native": "no C compiler"}
 
 
 def test_a_processor_runs_the_twins() -> None:

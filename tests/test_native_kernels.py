@@ -41,7 +41,7 @@ CASES = {
     "no sinks, a token": Case(sink_tokens=0, held=1, keeps_sums=False),
 }
 # What torch rounds, these round in the same places.
-BITS = ("begin", "load", "choose: blocks")
+BITS = ("begin", "load", "choose: blocks", "gather")
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -56,6 +56,7 @@ def test_functions_equal_their_twins(name: str, seed: int):
         "load",
         "attend",
         "note",
+        "gather",
     }
     for key, (ours, twin) in found.items():
         if key.startswith(BITS) and key != "begin: sums":

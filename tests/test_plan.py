@@ -212,6 +212,19 @@ def test_tokens_and_blocks_are_those_of_a_reading(place):
     assert short.blocks == 0 and not short.whole  # 512 tokens are the reserve for an answer
 
 
+def test_a_plan_tells_where_an_answer_scans_the_keys_and_for_how_long(place):
+    text = (place / "book.txt").read_text()
+    planned = plan_of(place, text)
+    assert planned.scan is not None
+    [line] = [line for line in plan.as_lines(planned) if line.startswith("lookup ")]
+    assert "of keys per token of an answer" in line and "by estimate" in line
+    told = plan.to_json(planned)["scan"]
+    assert (told["place"], told["bytes"]) == (planned.scan.place.value, planned.scan.bytes)
+    assert told["estimated_seconds"].keys() >= {"host"}
+    without = plan_of(place, text, sizes={"policy": Policy.H2O})
+    assert not any(line.startswith("lookup ") for line in plan.as_lines(without))
+
+
 def test_a_plan_loads_no_weights(place, tmp_path):
     shutil.copytree(place / "model", tmp_path / "model")
     weights = tmp_path / "model" / "model.safetensors"

@@ -26,6 +26,14 @@ CASES = [
     (INT4, 1, 9, 96, 32, (1, 1), torch.float32),
     (INT4, 1, 3, 25, 16, (1, 1), torch.float32),
     (INT4, 1, 111, 128, 16, (2,), torch.float32),
+    (FULL, 9, 1, 256, 17, (1, 1), torch.bfloat16),
+    (FULL, 1, 63, 128, 129, (1,), torch.float32),
+    (INT8, 3, 1, 256, 127, (1, 1), torch.bfloat16),
+    (INT8, 1, 111, 96, 129, (1,), torch.bfloat16),
+    (FP8, 9, 1, 96, 31, (1, 1), torch.float32),
+    (FP8, 1, 63, 128, 17, (1,), torch.bfloat16),
+    (INT4, 9, 1, 256, 31, (1, 1), torch.bfloat16),
+    (INT4, 1, 63, 64, 127, (1,), torch.float32),
 ]
 NAMES = ["{}-h{}-q{}-d{}-b{}-{}".format(*c[:5], str(c[6])[6:]) for c in CASES]
 

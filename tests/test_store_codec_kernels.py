@@ -28,6 +28,10 @@ SHAPES = [
     (1, 1, 1, 96, torch.float32),
     (2, 3, 31, 25, torch.float32),
     (1, 2, 63, 128, torch.bfloat16),
+    (9, 1, 17, 256, torch.float32),
+    (3, 1, 111, 96, torch.bfloat16),
+    (1, 2, 127, 64, torch.float32),
+    (1, 1, 129, 128, torch.bfloat16),
 ]
 NAMES = ["h{}-n{}-b{}-d{}-{}".format(*s[:4], str(s[4])[6:]) for s in SHAPES]
 

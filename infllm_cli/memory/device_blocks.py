@@ -1,7 +1,7 @@
 """Blocks on a layer's device: a fixed number of slots per KV head, filled beside the computation.
 
 Which block leaves is decided by `device_cache.Slots`. Blocks cross the bus as they are stored, all
-that are missing at once, and are unpacked into their slots on the device.
+that are missing in one copy, and are unpacked into their slots on the device.
 """
 
 from __future__ import annotations
@@ -9,10 +9,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from infllm_cli.kernels.store_codec import Packed, pick, unpack_into
+from infllm_cli.kernels.native.library import Native
+from infllm_cli.kernels.store_codec import unpack_into
 from infllm_cli.memory.blocks import BlockArena
-from infllm_cli.memory.device_arena import upload
 from infllm_cli.memory.device_cache import BlockSlots
+from infllm_cli.memory.gathering import BlockGatherer
 from infllm_cli.memory.knobs import CachePolicy
 from infllm_cli.memory.segment import Segment
 from infllm_cli.memory.transfers import Transfers
@@ -24,6 +25,7 @@ class DeviceBlocks(BlockSlots):
     Args:
         capacity: slots per KV head; at least the blocks of a step.
         shape: KV heads, tokens of a block, and the sizes of a key and a value.
+        native: functions in C, which gather blocks; None: there are none.
 
     Attributes:
         keys, values: [H_kv * capacity, B, d]; slot s of KV head h is row `h * capacity + s`.
@@ -36,6 +38,7 @@ class DeviceBlocks(BlockSlots):
         shape: tuple[int, int, int, int],
         dtype: torch.dtype,
         transfers: Transfers,
+        native: Native | None = None,
     ) -> None:
         self.kv_heads, size, key_dim, value_dim = shape
         self.capacity = capacity
@@ -45,6 +48,7 @@ class DeviceBlocks(BlockSlots):
         keys = torch.zeros(rows, size, key_dim, dtype=dtype, device=transfers.device)
         values = torch.zeros(rows, size, value_dim, dtype=dtype, device=transfers.device)
         super().__init__(self.kv_heads, capacity, policy, keys, values)
+        self._gatherer = BlockGatherer(native)
         self._filled: torch.cuda.Event | None = None  # the last copy into slots
         self._read = transfers.event()  # the last attention over slots; now: they are zeros
         self._placed: tuple[list[list[int]], Tensor] | None = None
@@ -96,21 +100,12 @@ class DeviceBlocks(BlockSlots):
         if not missing:
             return
         transfers = self.transfers
-        parts = list(arena.parts())
-        kinds: dict[tuple[str, str], list[tuple[Packed, Packed, int, int, int]]] = {}
-        for head, block, row in missing:
-            part, at = arena.locate(block, parts)
-            assert at >= 0, "what was dropped is not looked up"
-            same = kinds.setdefault((part.keys.kind, part.values.kind), [])
-            same.append((part.keys, part.values, head, at, row))
+        heads, blocks, rows = torch.tensor(missing, dtype=torch.int64).T.contiguous().unbind()
+        found = self._gatherer.gather(heads, blocks, rows, arena, transfers.staging)
         # Slots are written again only when the attention that reads them is done.
         with transfers.copying(self._read):
-            for found in kinds.values():
-                rows = transfers.staging((len(found),), torch.int64)
-                rows.copy_(torch.tensor([row for *_, row in found]))
-                rows = rows.to(transfers.device, non_blocking=True)
-                keys = pick([(k, head, at) for k, _, head, at, _ in found], transfers.staging)
-                values = pick([(v, head, at) for _, v, head, at, _ in found], transfers.staging)
-                unpack_into(upload(keys, transfers), transfers.lend(self.keys), rows)
-                unpack_into(upload(values, transfers), transfers.lend(self.values), rows)
+            for piece, memory in found:
+                keys, values, into = piece.views(transfers.up(memory))
+                unpack_into(keys, transfers.lend(self.keys), into)
+                unpack_into(values, transfers.lend(self.values), into)
             self._filled = transfers.event()

@@ -64,11 +64,7 @@ class Slots:
             for block in blocks:
                 if block in self._slot:  # last used last
                     self._slot[block] = self._slot.pop(block)
-        for block in missing:
-            if not self._free:
-                self._drop(self._victim(wanted))
-            self._slot[block] = self._free.pop()
-            self.score[block] = 0.0
+        self._take(missing, wanted)
         return [self._slot[block] for block in blocks], missing
 
     def bring(self, blocks: list[int]) -> list[tuple[int, int]]:
@@ -79,26 +75,33 @@ class Slots:
             left out.
         """
         blocks = blocks[: self.capacity]
-        kept = set(blocks)
-        found = []
-        for block in blocks:
-            if block in self._slot:
-                continue
+        missing = [block for block in dict.fromkeys(blocks) if block not in self._slot]
+        self._take(missing, set(blocks))
+        return [(block, self._slot[block]) for block in missing]
+
+    def _take(self, missing: list[int], wanted: set[int]) -> None:
+        """Give a slot to each block that is missing, of those that are `wanted`."""
+        surplus = len(missing) - len(self._free)
+        # In turns, so that slots are given away in the order in which they are left.
+        victims = iter(self._victims(surplus, wanted) if surplus > 0 else ())
+        for block in missing:
             if not self._free:
-                self._drop(self._victim(kept))
+                self._drop(next(victims))
             self._slot[block] = self._free.pop()
             self.score[block] = 0.0
-            found.append((block, self._slot[block]))
-        return found
 
-    def _victim(self, wanted: set[int]) -> int:
-        """Of the blocks that the step does not need, the one that leaves."""
+    def _victims(self, count: int, wanted: set[int]) -> list[int]:
+        """Of the blocks that the step does not need, those that leave, the first one first."""
         candidates = [block for block in self._slot if block not in wanted]
         if self.policy is CachePolicy.RANDOM:
-            return self._random.choice(candidates)
+            left = []
+            for _ in range(count):
+                left.append(self._random.choice(candidates))
+                candidates.remove(left[-1])
+            return left
         if self.policy is CachePolicy.LRU_S:
-            return min(candidates, key=self.score.__getitem__)  # of equals the one used first
-        return candidates[0]
+            candidates.sort(key=self.score.__getitem__)  # of equals the one used first
+        return candidates[:count]
 
     def _drop(self, block: int) -> None:
         self._free.append(self._slot.pop(block))

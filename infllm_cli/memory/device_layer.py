@@ -120,7 +120,12 @@ class DeviceLayer(LayerMemory):
         shape = (g.kv_heads, config.block_tokens, g.head_dim, g.value_dim)
         if self.cache is None and blocks is not None:
             self.cache = DeviceBlocks(
-                config.gpu_slots, config.device_cache_policy, shape, g.dtype, self.transfers
+                config.gpu_slots,
+                config.device_cache_policy,
+                shape,
+                g.dtype,
+                self.transfers,
+                self.path.native,
             )
         if blocks is not None:
             assert self.cache is not None

@@ -20,6 +20,7 @@ from infllm_cli.memory.transfers import Moved, Transfers
 
 if TYPE_CHECKING:
     from infllm_cli.kernels.native.choice import NativeKernels
+    from infllm_cli.kernels.native.library import Native
     from infllm_cli.memory.layer import LayerGeometry
 
 
@@ -33,7 +34,8 @@ class DeviceOptions:
         predicted_blocks: blocks per KV head that are fetched before they are asked for.
         on_cpu: take the path on a CPU, too.
         scan: where stored keys are scanned, whatever it costs; None: where it is cheapest.
-        native: functions in C for layers on the processor; None: torch does everything.
+        native: functions in C for layers on the processor, and to gather what goes to a device;
+            None: torch does everything.
     """
 
     limit_bytes: int | None = None
@@ -78,6 +80,12 @@ class DevicePath:
                 limit = torch.cuda.mem_get_info(device)[0] // 2 if device.type == "cuda" else 2**62
             self._budgets[device] = Budget(limit)
         return self._budgets[device]
+
+    @property
+    def native(self) -> Native | None:
+        """Functions in C that gather blocks for the bus; None: there are none here."""
+        native = self.options.native
+        return None if native is None else native.get()
 
     @property
     def moved(self) -> Moved:

@@ -11,7 +11,8 @@ from ctypes import byref, sizeof
 import torch
 from torch import Tensor
 
-from ..store_codec import FULL, INT8
+from ..host_gather import host_gather, host_gather_plain
+from ..store_codec import FULL, INT8, Packed
 from .library import Native, PartArgument, parts_argument, work_floats
 from .twins import Case, attend_torch, choose_torch, load_torch, note_torch, scan_torch, turn
 
@@ -32,6 +33,8 @@ CASES = (
 # Largest difference, of the largest number: of sums in another order, with another exponential; of
 # what is rounded to bfloat16; of what follows from scores that are rounded to it.
 EXACT, ROUNDED, BEHIND_ROUNDED = 3e-5, 2**-7, 2**-5
+
+Pair = tuple[Tensor, Tensor]  # what a function gives, and what its twin does
 
 
 def differences(native: Native, cases: tuple[Case, ...] = CASES) -> list[str]:
@@ -55,10 +58,10 @@ def difference(ours: Tensor, twin: Tensor) -> float:
 
 
 @torch.inference_mode()
-def results(native: Native, case: Case) -> dict[str, tuple[Tensor, Tensor]]:
+def results(native: Native, case: Case) -> dict[str, Pair]:
     """What each function and its twin give, by name; each is given what the twin before it gave."""
     case.restart()
-    found: dict[str, tuple[Tensor, Tensor]] = {}
+    found: dict[str, Pair] = {}
     size, lead, last = case.block_tokens, case.lead, case.lead + case.held - 1
     layer = native.layer(
         (case.heads, case.kv_heads, case.dim, case.value_dim),
@@ -191,4 +194,19 @@ def results(native: Native, case: Case) -> dict[str, tuple[Tensor, Tensor]]:
     tiers = (twin_blocks.data_ptr(), case.chosen, case.sink_tokens, start)
     native.note(byref(layer), given.data_ptr(), keys, *tiers, drawn.data_ptr())
     found["note"] = drawn, twin_drawn
+    found["gather"] = _gathered(native, stored, case)
     return found
+
+
+def _gathered(native: Native, stored: list[tuple[Packed, Packed]], case: Case) -> Pair:
+    """Blocks of the last part, and single tokens of them, behind each other."""
+    keys, values = (packed.codes for packed in stored[-1])
+    pieces = [keys[:, 0], keys[:, -1], values[:, -1, :1]]
+    addresses = torch.tensor([[head.data_ptr() for head in piece] for piece in pieces])
+    sizes = [piece[0].nbytes for piece in pieces]
+    offsets = [case.kv_heads * sum(sizes[:kind]) + 3 * kind for kind in range(len(sizes))]
+    ours = torch.zeros(case.kv_heads * sum(sizes) + 3 * len(sizes), dtype=torch.uint8)
+    twin = ours.clone()
+    host_gather(addresses, sizes, offsets, ours, native)
+    host_gather_plain(addresses, sizes, offsets, twin)
+    return ours, twin

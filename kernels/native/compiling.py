@@ -16,7 +16,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-SOURCES = ("native.h", "products.c", "scan.c", "load.c", "attend.c", "native.c")
+SOURCES = ("native.h", "products.c", "scan.c", "load.c", "attend.c", "gather.c", "native.c")
 COMPILERS = ("cc", "gcc", "clang")
 FLAGS = (
     "-std=gnu11",

@@ -69,6 +69,7 @@ ARGUMENTS = {
     "infllm_load": (P, P, N, P, P, N, N, P, P),
     "infllm_attend": (P, P, N, N, P, P, P),
     "infllm_note": (P, P, N, P, N, N, N, P),
+    "infllm_gather": (P, N, N, P, P, P, N),
 }
 
 

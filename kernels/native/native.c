@@ -9,3 +9,4 @@
 #include "scan.c"
 #include "load.c"
 #include "attend.c"
+#include "gather.c"
