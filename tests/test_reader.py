@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from infllm_cli import asking, attention, prompts
 from infllm_cli import reader as reader_module
+from infllm_cli.asking import Asking
 from infllm_cli.document import decode_document
 from infllm_cli.errors import InfllmError, UsageError
 from infllm_cli.events import Answer, ChunkRead, Looked, TokenOut
@@ -532,3 +533,31 @@ def test_the_same_seed_draws_the_same_answer(reader: Reader, memory: Memory) -> 
         for seed in (1, 1, 2)
     ]
     assert drawn[0] == drawn[1] != drawn[2]
+
+
+@pytest.mark.parametrize(
+    ("parameters", "whole", "sentence"),
+    [
+        (135_000_000, False, True),
+        (500_000_000, False, False),
+        (500_000_000, True, True),
+        (7_000_000_000, False, False),
+    ],
+)
+def test_what_is_asked_beside_the_memory_depends_on_the_model_and_the_document(
+    monkeypatch: pytest.MonkeyPatch, parameters: int, whole: bool, sentence: bool
+) -> None:
+    reader = make_reader()
+    reader.__dict__["parameters"] = parameters
+    memory = read_text(reader, TEXT[:1200], whole=whole)
+    asked = []
+    for name in ("_sentence_voice", "_passages_voice"):
+        usual = getattr(Asking, name)
+
+        def watched(asking: Asking, *given: object, name: str = name, usual=usual) -> object:
+            asked.append(name)
+            return usual(asking, *given)
+
+        monkeypatch.setattr(Asking, name, watched)
+    reader.ask(memory, " ".join(TEXT[300:400].split()[1:-1]), SHORT)
+    assert asked == ["_sentence_voice" if sentence else "_passages_voice"]
