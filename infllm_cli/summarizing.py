@@ -26,6 +26,7 @@ from infllm_cli.inquiry import Inquiry, mass_on
 from infllm_cli.memory.model_memory import ModelMemory
 from infllm_cli.memory.step import Phase
 from infllm_cli.parts import MOST_TOKENS, Part, Piece, parts_for, reserved
+from infllm_cli.publishing import around_the_text, within
 from infllm_cli.sentences import split_sentences
 from infllm_cli.summary_options import SummaryOptions, Wording
 from infllm_cli.telling import Candidate, Vocabulary, choose, most_named, overlap
@@ -73,6 +74,7 @@ class Summarizing:
         share = 1.5 * options.words / len(self.pieces)
         self._piece_words = PIECE_WORDS if self.own else max(PIECE_WORDS, round(share))
         self._sentences = sentences_by_piece(self.document.text, self.parts)
+        self._around = around_the_text(self.document)
         every = [s for sentences in self._sentences for s in sentences]
         self._vocabulary = Vocabulary(every)
         self._wanted = self._vocabulary.focus_words(options.focus)
@@ -181,9 +183,11 @@ class Summarizing:
         factors = 0.5 + rank / max(len(rank) - 1, 1)
         if self._wanted:
             factors = factors * [0.25 + 2 * overlap(s.text, self._wanted) for s in sentences]
+        # A licence stands for its own part only.
+        own = [not within(self._around, sentence.start) for sentence in sentences]
         return [
             Candidate(sentence, piece.part, float(factor))
-            for sentence, factor in zip(sentences, factors, strict=True)
+            for sentence, factor in zip(sentences, factors * own, strict=True)
         ]
 
     # -- parts and passes -----------------------------------------------------------------------
@@ -230,7 +234,8 @@ class Summarizing:
         whole = self._quote(candidates, weights, words, pieces, again=0.5)
         names = []
         if words >= LEAST_NAMED and not any(part.is_file for part in self.parts):
-            names = most_named(sentences, self._vocabulary.names, MOST_NAMED)
+            told = [s for s in sentences if not within(self._around, s.start)]
+            names = most_named(told, self._vocabulary.names, MOST_NAMED)
         if len(names) < 2:
             return whole
         return replace(whole, text=f"{whole.text}\n\nNamed most: {', '.join(names)}.")

@@ -244,3 +244,14 @@ def test_whatever_the_document_a_summary_comes_and_is_no_longer_than_asked(reade
     assert summary.text.strip() and len(summary.text.split()) < 60
     outline, _ = summarize(reader, memory, 64, outline=True)
     assert len(outline.text.split("\n")) == len(outline.parts)
+
+
+def test_a_licence_around_a_book_is_not_in_its_summary(reader):
+    book = "".join(f"The goose number {n} bit the miller near the old bridge. " for n in range(30))
+    licence = "".join(f"Contributions number {n} to the Archive are welcome. " for n in range(30))
+    marks = [f"*** {word} OF THIS PROJECT GUTENBERG EBOOK GEESE ***" for word in ("START", "END")]
+    text = f"{licence}\n\n{marks[0]}\n\n{book}\n\n{marks[1]}\n\n{licence}"
+    whole, _ = summarize(reader, read_text(reader, text), most_tokens=128, words=60)
+    assert "goose" in whole.text and "Archive" not in whole.text
+    bare, _ = summarize(reader, read_text(reader, f"{licence}{book}"), most_tokens=128, words=60)
+    assert "Archive" in bare.text  # without the marks it is text like any other
