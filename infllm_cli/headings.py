@@ -35,6 +35,11 @@ _RULE = r"[-=*#_]{3,}"
 _FILES = (
     re.compile(r"^==> (?P<name>[^\n]+) <==\n", re.M),
     re.compile(
+        r"^(?P<rule>[-=*#/~])(?P=rule)+ ?(?:[Ff]ile(?:name)?|FILE|[Pp]ath)?:? ?"
+        rf"(?P<name>{_NAME}?) ?(?P=rule){{2,}}\n",
+        re.M,
+    ),
+    re.compile(
         rf"^{_RULE}\n(?:[Ff]ile(?:name)?|FILE|[Pp]ath):? ?(?P<name>{_NAME})\n(?:{_RULE}\n)?", re.M
     ),
     re.compile(rf"(?:\A|^{_RULE}\n)(?P<name>{_NAME})\n{_RULE}\n", re.M),

@@ -48,6 +48,9 @@ def titles(text):
         ("==> src/a.py <==\n", "==> README <==\n"),
         ("---\nsrc/a.py\n---\n", "---\nREADME\n---\n"),
         ("================\nFILE: src/a.py\n================\n", "====\nFile: README\n====\n"),
+        ("==== src/a.py ====\n", "===== README =====\n"),
+        ("--- File: src/a.py ---\n", "--- File: README ---\n"),
+        ("###src/a.py###\n", "### README ###\n"),
         ("## File: src/a.py\n", "## File: README\n"),
         ('<file path="src/a.py">\n', '<file path="README">\n'),
     ],
@@ -56,6 +59,12 @@ def test_dumps_of_a_repository_are_told_by_their_usual_marks(one, two):
     found = find_headings(document(f"{one}{BODY}\n{two}{BODY}\n"))
     assert [heading.title for heading in found] == ["src/a.py", "README"]
     assert all(heading.is_file for heading in found)
+
+
+def test_rules_of_a_diff_and_of_a_banner_name_no_file():
+    diff = f"--- a/src/a.py\n+++ b/src/a.py\n{BODY}\n--- a/README.md\n+++ b/README.md\n{BODY}\n"
+    banner = f"==== Results ====\n{BODY}\n==== Next steps ====\n{BODY}\n"
+    assert titles(diff) == titles(banner) == []
 
 
 def test_chapters_have_their_name_from_the_next_line():
