@@ -24,7 +24,14 @@ from infllm_cli.memory.step import Step
 from infllm_cli.plain_answer import PlainAnswer
 from infllm_cli.quotable import is_prose, widen
 from infllm_cli.recalling import Recalling
-from infllm_cli.sampling import Answering, AnswerOptions, Quoting, Sampler, is_looping
+from infllm_cli.sampling import (
+    Answering,
+    AnswerOptions,
+    Quoting,
+    Sampler,
+    is_looping,
+    lists_again,
+)
 from infllm_cli.voices import Voice, follow, fresh_state, mixture, weigh
 
 if TYPE_CHECKING:
@@ -269,7 +276,7 @@ class Asking:
                 break
             if len(written) >= self.options.max_tokens:
                 break
-            if is_looping(written):
+            if is_looping(written) or lists_again(text):
                 finish = "repeat"
                 break
             weigh(voices, token)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import re
 from dataclasses import dataclass
 
 import torch
@@ -90,6 +91,8 @@ class Sampler:
 
 LONGEST_PERIOD = 48
 LEAST_REPEATED = 36  # tokens
+LEAST_LISTED = 6  # lines
+_NUMBERED = re.compile(r"^\s*\d+[.):]\s*")
 
 
 def is_looping(ids: list[int]) -> bool:
@@ -106,3 +109,15 @@ def is_looping(ids: list[int]) -> bool:
         if tail[period:] == tail[:-period]:
             return True
     return False
+
+
+def lists_again(text: str) -> bool:
+    """Whether an answer's last lines are one list item again and again, under new numbers.
+
+    Their numbers keep `is_looping` from seeing it. What differs in anything but the number that it
+    begins with is another item.
+    """
+    lines = text.rsplit("\n", LEAST_LISTED + 1)[-LEAST_LISTED - 1 : -1]
+    items = {_NUMBERED.sub("", line) for line in lines}
+    numbered = all(_NUMBERED.match(line) for line in lines)
+    return len(lines) == LEAST_LISTED and numbered and len(items) == 1

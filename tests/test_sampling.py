@@ -9,7 +9,14 @@ import torch
 from torch import Tensor
 
 from infllm_cli.errors import InfllmError, UsageError
-from infllm_cli.sampling import LEAST_REPEATED, LONGEST_PERIOD, AnswerOptions, Sampler, is_looping
+from infllm_cli.sampling import (
+    LEAST_REPEATED,
+    LONGEST_PERIOD,
+    AnswerOptions,
+    Sampler,
+    is_looping,
+    lists_again,
+)
 
 LOGITS = torch.tensor([2.0, 1.0, 0.5, -1.0])
 
@@ -94,3 +101,27 @@ def test_ordinary_text_is_no_loop() -> None:
     assert not is_looping([1, 2, 3] * 11)  # a refrain
     assert not is_looping(list(range(LONGEST_PERIOD + 1)) * 10)  # a long list
     assert not is_looping([i % 7 * (i % 5) for i in range(200)] + [3, 1, 4])
+
+
+def numbered(items):
+    return "They are:\n\n" + "".join(f"{n}. {item}\n" for n, item in enumerate(items, 1))
+
+
+def test_one_item_under_new_numbers_is_a_loop():
+    again = numbered(["Piotr", "Ruth", "Tom"] + ["Ruth"] * 6)
+    assert lists_again(again) and lists_again(again + "10. Ru")
+    assert not lists_again(numbered(["Piotr", "Tom"] + ["Ruth"] * 5))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        numbered([f"Chapter {n}" for n in range(9)]),
+        numbered(["yes", "no"] * 9),
+        "Ruth\n" * 9,  # verse and the like: `is_looping` knows how much is too much
+        "\n" * 9,
+    ],
+)
+def test_lists_that_go_on_are_none(text):
+    assert not lists_again(text)
