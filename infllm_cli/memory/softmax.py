@@ -50,23 +50,7 @@ def attend_tiles(
     512 queries and 1,792 keys, 30 ms for it and 15 ms for this. Scores and weights are rounded to
     bfloat16, as in the library's eager attention.
     """
-    kv_heads, keys = k.shape[:2]
-    length = q.shape[1]
-    # Rounded once more where the scale is no power of two.
-    grouped = (q.float() * scaling).to(q.dtype).unflatten(0, (kv_heads, -1))  # [H_kv, G, L, d]
-    group, dim = grouped.shape[1], q.shape[2]
-    out = q.new_empty(kv_heads, group, length, v.shape[-1])
-    for i_h in range(kv_heads):
-        for start in range(0, length, TILE_QUERIES):
-            rows = slice(start, min(start + TILE_QUERIES, length))
-            seen = keys - length + rows.stop
-            b_q = grouped[i_h, :, rows].reshape(-1, dim)
-            b_s = torch.mm(b_q, k[i_h, :seen].T).view(group, -1, seen)
-            hides = slice(keys - length + start if causal else 0, seen)
-            b_s[..., hides] += mask[rows, hides]
-            b_w = torch.softmax(b_s, dim=-1).view(-1, seen)
-            out[i_h, :, rows] = torch.mm(b_w, v[i_h, :seen]).view(group, -1, v.shape[-1])
-    return out.flatten(0, 1)
+    return _in_tiles(q, k, v, mask, scaling, None, causal=causal)
 
 
 def attend_mass(
@@ -93,27 +77,45 @@ def attend_mass_tiles(
     """`attend_mass` in tiles of queries: no weights of a whole chunk are ever held.
 
     As `attend_tiles`, but that the weights are float32 until they have been added up: H2O's masses
-    are sums over a whole document. Tiles are half as large, since weights take twice the bytes.
+    are sums over a whole document.
     """
+    drawn = q.new_zeros(q.shape[0], k.shape[1], dtype=torch.float32)
+    return _in_tiles(q, k, v, mask, scaling, drawn, causal=causal), drawn
+
+
+def _in_tiles(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor,
+    scaling: float,
+    drawn: Tensor | None,
+    *,
+    causal: bool,
+) -> Tensor:
+    """Attention in tiles; what keys draw is added to `drawn` [H, T] float32, if it is given."""
     kv_heads, keys = k.shape[:2]
     length = q.shape[1]
+    # Rounded once more where the scale is no power of two.
     grouped = (q.float() * scaling).to(q.dtype).unflatten(0, (kv_heads, -1))  # [H_kv, G, L, d]
     group, dim = grouped.shape[1], q.shape[2]
     out = q.new_empty(kv_heads, group, length, v.shape[-1])
-    drawn = q.new_zeros(kv_heads, group, keys, dtype=torch.float32)
+    # Weights of float32 take twice the bytes.
+    tile, precise = (TILE_QUERIES, None) if drawn is None else (TILE_QUERIES // 2, torch.float32)
     for i_h in range(kv_heads):
-        for start in range(0, length, TILE_QUERIES // 2):
-            rows = slice(start, min(start + TILE_QUERIES // 2, length))
+        for start in range(0, length, tile):
+            rows = slice(start, min(start + tile, length))
             seen = keys - length + rows.stop
             b_q = grouped[i_h, :, rows].reshape(-1, dim)
             b_s = torch.mm(b_q, k[i_h, :seen].T).view(group, -1, seen)
             hides = slice(keys - length + start if causal else 0, seen)
             b_s[..., hides] += mask[rows, hides]
-            b_w = torch.softmax(b_s, dim=-1, dtype=torch.float32)
-            drawn[i_h, :, :seen] += b_w.sum(dim=1)
+            b_w = torch.softmax(b_s, dim=-1, dtype=precise)
+            if drawn is not None:
+                drawn.unflatten(0, (kv_heads, group))[i_h, :, :seen] += b_w.sum(dim=1)
             b_o = torch.mm(b_w.to(v.dtype).view(-1, seen), v[i_h, :seen])
             out[i_h, :, rows] = b_o.view(group, -1, v.shape[-1])
-    return out.flatten(0, 1), drawn.flatten(0, 1)
+    return out.flatten(0, 1)
 
 
 def attend_weights(
