@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 
+from infllm_cli.records import record_starts
 from infllm_cli.sentences import split_sentences
 
 # A piece shorter than this says little by itself: it goes with what follows it.
@@ -28,12 +29,14 @@ def cut_quotable(text: str, start: int, end: int) -> list[tuple[int, int]]:
     They hold all of it but white space.
     """
     found: list[tuple[int, int]] = []
+    records = set(record_starts(text, start, end))
     for sentence in split_sentences(text, start, end):
         lines = [match.start() for match in _LINE.finditer(text, sentence.start, sentence.end)]
         for first, last in itertools.pairwise([sentence.start, *lines, sentence.end]):
             if not text[first:last].strip():
                 continue
             short = bool(found) and found[-1][1] - found[-1][0] < LEAST_CHARS
+            short = short and not records & {first, found[-1][0]}
             if short and not _BLANK.search(text, found[-1][0], first + 1):
                 found[-1] = (found[-1][0], last)
             else:
@@ -56,9 +59,14 @@ def is_prose(text: str) -> bool:
     return bool(_PROSE.search(text.rstrip()))
 
 
+def stands_alone(text: str, start: int, end: int) -> bool:
+    """Whether a piece says what it says without the lines around it: a sentence or a record."""
+    return is_prose(text[start:end]) or start in record_starts(text, start, end)
+
+
 def widen(text: str, start: int, end: int) -> tuple[int, int]:
-    """A piece, and if it is no sentence its whole lines and some around them, to blank lines."""
-    if is_prose(text[start:end]):
+    """A piece, and if it cannot stand alone its lines and some around them, to blank lines."""
+    if stands_alone(text, start, end):
         return start, end
     low = text.rfind("\n", 0, start) + 1
     high = _line_end(text, end)

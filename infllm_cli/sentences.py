@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from infllm_cli.records import record_starts
+
 _PARAGRAPH = re.compile(r"\n[^\S\n]*\n\s*")
 # A full stop that ends no sentence: titles, initials and common abbreviations before it.
 _STOP = re.compile(r"[.!?…]+[\"'”’)\]]*(?=\s)|[。！？]+[”’」』）]*")
@@ -13,6 +15,7 @@ _SHORTENED = re.compile(
     r"Mlle|Nos|Fig|Vol|pp?|vs|cf|al|e\.g|i\.e|yds?|Inc|Ltd|Co|"
     r"Jan|Feb|Mar|Apr|Jun|Jul|Aug|Sept?|Oct|Nov|Dec|Mon|Tue|Wed|Thu|Fri|Sat|Sun[d]?)$"
 )
+_NUMBER = re.compile(r"\W*\d{1,4}\Z")  # of an item in a list: its full stop ends nothing either
 _PAIRS = {'"': '"', "“": "”", "«": "»"}
 _OPENING = {closing: opening for opening, closing in _PAIRS.items()}
 _QUOTES = "\"'“‘«"
@@ -53,14 +56,19 @@ class Sentence:
 
 
 def split_sentences(text: str, start: int = 0, end: int | None = None) -> list[Sentence]:
-    """The sentences of the characters [start, end), none of them reaching over a blank line."""
+    """The sentences of the characters [start, end).
+
+    None reaches over a blank line, nor from one record of a log or a numbered list into the next.
+    """
     end = len(text) if end is None else end
     found: list[Sentence] = []
     low = start
-    for border in [*_PARAGRAPH.finditer(text, start, end), None]:
-        high = end if border is None else border.start()
-        found += _paragraph(text, low, high)
-        low = end if border is None else border.end()
+    blanks = [(blank.start(), blank.end()) for blank in _PARAGRAPH.finditer(text, start, end)]
+    records = [(at, at) for at in record_starts(text, start, end)]
+    for high, after in sorted([*blanks, *records, (end, end)]):
+        if high > low:
+            found += _paragraph(text, low, high)
+        low = max(low, after)
     return found
 
 
@@ -83,6 +91,8 @@ def _goes_on(text: str, begin: int, stop: re.Match[str], high: int) -> bool:
     if follows and follows.lstrip(_OPENERS)[:1].islower():
         return True
     mark = stop.group()
+    if mark == "." and _NUMBER.match(text, begin, stop.start()):
+        return True
     before = text[max(begin, stop.start() - 12) : stop.start()]
     return mark == "." and bool(_SHORTENED.search(before))
 
