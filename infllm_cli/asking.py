@@ -15,14 +15,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from infllm_cli import prompts, quoting, recall
+from infllm_cli import model_size, prompts, quoting, recall
 from infllm_cli.decoding import IncrementalDecoder
 from infllm_cli.echo import Echo
 from infllm_cli.events import Answer, AskEvent, Looked, Quoted, TokenOut
 from infllm_cli.evidence import AttentionRecord, Passage
-from infllm_cli.memory.step import Step
 from infllm_cli.plain_answer import PlainAnswer
-from infllm_cli.quotable import is_prose, widen
+from infllm_cli.quotable import stands_alone, widen
 from infllm_cli.recalling import Recalling
 from infllm_cli.sampling import (
     Answering,
@@ -33,19 +32,10 @@ from infllm_cli.sampling import (
     lists_again,
 )
 from infllm_cli.voices import Voice, follow, fresh_state, mixture, weigh
+from infllm_cli.watching import Watching
 
 if TYPE_CHECKING:
     from infllm_cli.reader import Memory, Reader
-
-# Models below this many parameters misremember what they have just read: the sentence is quoted,
-# and asked alone even where the whole document is attended. Of 24 questions on halves of the sample
-# story the default model then answers 11 instead of 1 in its own words.
-QUOTED_BELOW = 1_000_000_000
-# Below this many what stands around the best sentence is more use to them than whole passages. Of
-# 72 questions on a story and two novels a model of 135M answers 17 from the sentence alone and 15
-# from four passages, one of 500M 28 and 35. Beside a document that is attended whole the sentence
-# helps both: of 24 on the story the second then answers 20, and beside the passages 17.
-SENTENCE_BELOW = 300_000_000
 
 
 class Asking:
@@ -99,23 +89,28 @@ class Asking:
             neutral = recalling.neutral()
             record.expect(neutral.asked, neutral.closed)
         sizes = np.diff(memory.passages.borders)
-        passages = recall.choose(fused, sizes, self.options.reread_tokens)
+        budget = model_size.reread_tokens(self.options.reread_tokens, self.reader.parameters)
+        passages = recall.choose(fused, sizes, budget)
         with ExitStack() as stack:
             voices = []
             if not self.alone:
                 stack.enter_context(memory.state.question())
                 # What is attended whole need not be read again.
-                voices.append(self._memory_voice([] if memory.whole else passages, record))
+                behind = [] if memory.whole or not self._is_tiny else passages
+                voices.append(self._memory_voice(behind, record))
             if self.alone:
                 voices.append(self._passages_voice(passages, record))
             elif told is not None:
                 voices.append(self._text_voice(told))
-            elif passages and self._wants_sentence and sentence and self._is_prose(sentence):
+            elif passages and self._wants_sentence and sentence and self._stands_alone(sentence):
                 voices.append(self._sentence_voice(sentence))
                 passages = [] if memory.whole else passages
             elif passages:
-                voices.append(self._passages_voice(passages))
-            answer = yield from self._answer(voices, passages, quote, record, began)
+                beside = AttentionRecord(memory.document, memory.tokens, memory.passages, None)
+                voices.append(self._passages_voice(passages, beside))
+                if not (memory.whole or self._is_tiny):
+                    voices[0].weight = model_size.MEMORY_BESIDE_PASSAGES
+            answer = yield from self._answer(voices, passages, quote, began)
             yield replace(answer, supported=False if recalling.foreign else None)
 
     def _quotes(self) -> bool:
@@ -125,12 +120,17 @@ class Asking:
     @property
     def _is_small(self) -> bool:
         """Whether the model misremembers what it has just read."""
-        return self.reader.parameters < QUOTED_BELOW
+        return self.reader.parameters < model_size.QUOTED_BELOW
+
+    @property
+    def _is_tiny(self) -> bool:
+        """Whether it reads a sentence better than passages."""
+        return self.reader.parameters < model_size.SENTENCE_BELOW
 
     @property
     def _wants_sentence(self) -> bool:
         """Whether a sentence is asked alone rather than the passages."""
-        return self._is_small and (self.memory.whole or self.reader.parameters < SENTENCE_BELOW)
+        return self._is_small and (self.memory.whole or self._is_tiny)
 
     # -- quotation ----------------------------------------------------------------------------
 
@@ -138,14 +138,14 @@ class Asking:
         """What is shown of a sentence: itself and what stands around it."""
         document = self.memory.document
         text = document.text
-        if self._is_prose(sentence):
+        if self._stands_alone(sentence):
             return record.span(*self._around(sentence))
         _, start, end = document.own(*widen(text, *sentence.chars))
         passage = record.span(start, end)
         return replace(passage, text=textwrap.dedent(text[start:end]))
 
-    def _is_prose(self, sentence: quoting.Sentence) -> bool:
-        return is_prose(self.memory.document.text[slice(*sentence.chars)])
+    def _stands_alone(self, sentence: quoting.Sentence) -> bool:
+        return stands_alone(self.memory.document.text, *sentence.chars)
 
     def _around(self, sentence: quoting.Sentence, **limits: float) -> tuple[int, int]:
         """First and last (excluded) character of a sentence and those around it: `surround`."""
@@ -161,7 +161,7 @@ class Asking:
     def _memory_voice(self, passages: list[int], record: AttentionRecord) -> Voice:
         """The memory, with passages once more behind the document."""
         prompt = self.prompt
-        voice = Voice(self.reader, self.memory.state)
+        voice = Voice(self.reader, self.memory.state, record)
         if passages:
             # Read like the document: scoring every stored key for each of these tokens would cost
             # more than it finds.
@@ -190,23 +190,22 @@ class Asking:
         voice.read(np.concatenate([prompt.one_turn[0], ids, prompt.task_ids()]))
         return voice
 
-    def _passages_voice(self, passages: list[int], record: AttentionRecord | None = None) -> Voice:
+    def _passages_voice(self, passages: list[int], record: AttentionRecord) -> Voice:
         """The passages alone, as text."""
         prompt = self.prompt
-        voice = Voice(self.reader, fresh_state(self.reader))
+        voice = Voice(self.reader, fresh_state(self.reader), record)
+        voice.state.watch_layers = self.memory.state.watch_layers
         opening = prompt.one_turn[0]
         text = self._reread(passages, record, voice.start + len(opening))
         ids = np.concatenate([opening, text, prompt.plain_ids("\n\n" if passages else "")])
         voice.read(ids)
-        calibration = voice.skim(prompt.task_ids())[-1]
-        if record is not None:
-            record.calibrate(calibration)
+        record.calibrate(voice.skim(prompt.task_ids())[-1])
         return voice
 
     def _reread(
         self,
         chosen: list[int],
-        record: AttentionRecord | None,
+        record: AttentionRecord,
         position: int,
         *,
         leading: bool = False,
@@ -221,8 +220,7 @@ class Asking:
                 position += len(between)
             first, last = memory.passages.borders[index : index + 2]
             parts.append(memory.tokens.ids[first:last].astype(np.int64))
-            if record is not None:
-                record.reread(position, int(first), int(last - first))
+            record.reread(position, int(first), int(last - first))
             position += int(last - first)
         return np.concatenate(parts)
 
@@ -233,22 +231,21 @@ class Asking:
         voices: list[Voice],
         passages: list[int],
         quote: Passage | None,
-        record: AttentionRecord,
         began: float,
     ) -> Iterator[Looked | TokenOut]:
         """Ask, and write the answer token by token; it is returned."""
         prompt, heard = self.prompt, voices[0]
+        watching = Watching(voices)
         asked = prompt.question_ids(self.question)
         prefill = prompt.prefill_ids(self.options.prefill)
-        before = time.perf_counter()
         for voice in voices:
             own = voice is heard and not self.alone
             closing = prompt.closing if own else prompt.one_turn[1]
             ids = np.concatenate([asked, closing, prefill])
             for index, step in enumerate(voice.ask(ids)):
-                if voice is heard:
-                    yield _looked(step, index, "", record, before)
-                    before = time.perf_counter()
+                looked = watching.asked(voice, step, index)
+                if looked is not None:
+                    yield looked
         sampler = Sampler(self.options)
         echo = Echo(self.reader.loaded.tokenizer, self.question)
         decoder = IncrementalDecoder(self.reader.loaded.tokenizer.backend_tokenizer)
@@ -280,9 +277,8 @@ class Asking:
                 finish = "repeat"
                 break
             weigh(voices, token)
-            before = time.perf_counter()
-            steps = follow(voices, token)
-            yield _looked(steps[0], len(written) - 1, certain, record, before)
+            watching.before = time.perf_counter()
+            yield watching.answered(follow(voices, token), len(written) - 1, certain)
         self.memory.note_device_bytes()
         rest = decoder.finish()
         if plain is not None:
@@ -299,21 +295,6 @@ class Asking:
             first_token_seconds=first_token_seconds,
             quote=quote,
             quote_seconds=self._quoted_after,
-            evidence=record.passages(),
-            reread=[record.passage(index) for index in passages],
+            evidence=watching.passages(),
+            reread=[watching.record.passage(index) for index in passages],
         )
-
-
-def _looked(step: Step, index: int, token: str, record: AttentionRecord, before: float) -> Looked:
-    share, per_passage = record.add(step)
-    return Looked(
-        phase=step.phase,
-        index=index,
-        token=token,
-        loaded_blocks=step.loaded_blocks,
-        share=share,
-        passages=record.best(per_passage, 3),
-        seconds=time.perf_counter() - before,
-        mass=per_passage,
-        layers=record.layers,
-    )

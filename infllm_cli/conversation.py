@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from infllm_cli.asking import QUOTED_BELOW
+from infllm_cli import model_size
 from infllm_cli.errors import ModelError
 from infllm_cli.events import Answer, AskEvent, TokenOut
 from infllm_cli.memory.step import Phase
@@ -77,7 +77,7 @@ class Conversation:
         """
         options = options or AnswerOptions()
         assert options.answering is not Answering.PASSAGES, "a conversation is in the memory"
-        if only_tells(question) and self.reader.parameters < QUOTED_BELOW:
+        if only_tells(question) and self.reader.parameters < model_size.QUOTED_BELOW:
             noted = Answer(question, NOTED, "noted", 0, 0.0, 0.0)
             self.remember(noted)
             yield TokenOut(NOTED)

@@ -96,8 +96,11 @@ class AttentionRecord:
             mass[token : token + count] += again / max(float(step.mass.sum()), 1e-9)
         return mass
 
-    def add(self, step: Step) -> tuple[float, np.ndarray]:
-        """Record a step; its share of mass on the document, and its mass per passage [P]."""
+    def add(self, step: Step, part: float = 1.0) -> tuple[float, np.ndarray]:
+        """Record a step; its share of mass on the document, and its mass per passage [P].
+
+        `part`: what it counts of 1 in the record.
+        """
         in_memory = np.zeros(len(self.tokens))
         if self.first is not None:
             in_memory = mass_on_document(step, self.first, len(self.tokens))
@@ -107,8 +110,8 @@ class AttentionRecord:
                 index: self._of_layer(mass) for index, mass in sorted(step.by_layer.items())
             }
         excess = in_memory - self._neutral[step.phase] + reread - self._reread_neutral
-        self._excess += excess
-        self._mass += in_memory + reread
+        self._excess += part * excess
+        self._mass += part * (in_memory + reread)
         self._steps += 1
         return float(in_memory.sum() + reread.sum()), np.maximum(self._per_passage(excess), 0)
 
@@ -124,15 +127,15 @@ class AttentionRecord:
     def _per_passage(self, mass: np.ndarray) -> np.ndarray:
         return np.add.reduceat(mass, self.units.borders[:-1])
 
-    def passages(self, most: int = 8) -> list[Passage]:
-        """The passages attended most beyond the neutral question, best first.
+    @property
+    def excess(self) -> np.ndarray:
+        """Mass [P] per step beyond the neutral question."""
+        return self._per_passage(self._excess) / max(self._steps, 1)
 
-        Where none is (a question about nothing in particular), those attended most.
-        """
-        excess = self._per_passage(self._excess) / max(self._steps, 1)
-        if not (excess > 0).any():
-            excess = self._per_passage(self._mass) / max(self._steps, 1)
-        return self.best(np.maximum(excess, 0), most)
+    @property
+    def mass(self) -> np.ndarray:
+        """Mass [P] per step."""
+        return self._per_passage(self._mass) / max(self._steps, 1)
 
     def best(self, mass: np.ndarray, most: int) -> list[Passage]:
         """The `most` highest of mass [P] that are not zero; scores are parts of the whole step."""

@@ -251,10 +251,11 @@ Store = Annotated[
     ),
 ]
 RereadTokens = Annotated[
-    int,
+    int | None,
     typer.Option(
         envvar="INFLLM_REREAD_TOKENS",
         help="Passages read again, tokens.",
+        show_default="480; 960 for models from 300M parameters on",
         rich_help_panel=ADVANCED,
     ),
 ]

@@ -41,7 +41,7 @@ class AnswerOptions:
     top_p: float = 1.0
     seed: int = 0
     answering: Answering = Answering.BOTH
-    reread_tokens: int = 480  # about four passages: more of them distract a small model
+    reread_tokens: int | None = None  # by default by the model's size: see `model_size`
     candidates: int = 128  # of a document with up to so many passages each is judged
     encoder: str | None = None  # of sentences, for questions in other words; see `models.encoders`
     quote: Quoting = Quoting.AUTO
@@ -55,7 +55,7 @@ class AnswerOptions:
             raise UsageError(f"--temperature is {self.temperature}; choose 0 to 10.")
         if not 0 < self.top_p <= 1:
             raise UsageError(f"--top-p is {self.top_p}; choose above 0 and up to 1.")
-        if self.reread_tokens < 0:
+        if self.reread_tokens is not None and self.reread_tokens < 0:
             raise UsageError(f"--reread-tokens is {self.reread_tokens}; it cannot be negative.")
         if self.candidates < 0:
             raise UsageError(f"--candidates is {self.candidates}; it cannot be negative.")

@@ -18,6 +18,7 @@ from infllm_cli.memory.model_memory import ModelMemory
 from infllm_cli.memory.step import Phase, Step
 
 if TYPE_CHECKING:
+    from infllm_cli.evidence import AttentionRecord
     from infllm_cli.reader import Reader
 
 
@@ -27,15 +28,19 @@ class Voice:
     Attributes:
         start: absolute position of the question's first own token, which stays in the window.
         logits: [V] of the next token, once something has been asked.
-        weight: logarithm of this voice's part in the mixture.
+        weight: logarithm of this voice's part in the mixture, but for what all have in common.
+        record: where it looks, if that is wanted.
     """
 
-    def __init__(self, reader: Reader, state: ModelMemory) -> None:
+    def __init__(
+        self, reader: Reader, state: ModelMemory, record: AttentionRecord | None = None
+    ) -> None:
         self.reader = reader
         self.state = state
         self.start = state.tokens
         self.logits: Tensor | None = None
         self.weight = 0.0
+        self.record = record
 
     def read(self, ids: np.ndarray) -> list[Step]:
         """Let ids [n] go through the model like a document's, a chunk at a time."""
@@ -93,6 +98,11 @@ def mixture(voices: list[Voice]) -> Tensor:
         return voices[0].logits
     said = [torch.log_softmax(voice.logits, dim=-1) + voice.weight for voice in voices]
     return torch.stack(said).logsumexp(dim=0)
+
+
+def parts(voices: list[Voice]) -> list[float]:
+    """Each voice's part in the mixture; together 1."""
+    return torch.tensor([voice.weight for voice in voices]).softmax(dim=0).tolist()
 
 
 def weigh(voices: list[Voice], token: int) -> None:

@@ -113,7 +113,7 @@ class SamplingFlags:
 class RecallFlags:
     """What stands beside a question."""
 
-    reread_tokens: RereadTokens = 480
+    reread_tokens: RereadTokens = None
     encoder: Encoder = DEFAULT_ENCODER
     candidates: Candidates = 128
 

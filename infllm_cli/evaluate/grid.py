@@ -27,6 +27,7 @@ from infllm_cli.evaluate.varied import System, changes_of
 from infllm_cli.keeping import Keeper
 from infllm_cli.limits import Limits, disk_room, memories_folder
 from infllm_cli.memory.config import MemoryConfig
+from infllm_cli.model_size import reread_tokens
 from infllm_cli.models.loading import LoadedModel
 from infllm_cli.prompts import QUESTION
 from infllm_cli.reader import Memory, Reader
@@ -266,7 +267,7 @@ class GridRunner:
             "form": self.grid.form.value,
             "answering": options.answering.value,
             "max_tokens": task.max_tokens,
-            "reread_tokens": options.reread_tokens,
+            "reread_tokens": reread_tokens(options.reread_tokens, self.readers[policy].parameters),
             "encoder": options.encoder,
             "candidates": options.candidates,
             "memory": self.readers[policy].config.as_dict(),

@@ -94,7 +94,7 @@ class EvalRequest:
     dtype: str
     cache_dir: Path | None
     max_tokens: int
-    reread_tokens: int
+    reread_tokens: int | None
     encoder: str
     candidates: int
     quote: str

@@ -13,6 +13,7 @@ from infllm_cli.drafts import TOKENS_PER_WORD
 from infllm_cli.evaluate.map_reduce import ChunkTold, MapReduce, Reduced
 from infllm_cli.evaluate.summary_scores import parts_under
 from infllm_cli.events import Answer
+from infllm_cli.model_size import reread_tokens
 from infllm_cli.parts import Part
 from infllm_cli.reader import Memory, Reader
 from infllm_cli.sampling import Answering, AnswerOptions, Quoting
@@ -123,7 +124,7 @@ class Summarizers:
             found |= {
                 "question": self.question,
                 "max_tokens": self._options.max_tokens,
-                "reread_tokens": self._options.reread_tokens,
+                "reread_tokens": reread_tokens(self._options.reread_tokens, self.reader.parameters),
                 "encoder": self._options.encoder,
                 "candidates": self._options.candidates,
             }
