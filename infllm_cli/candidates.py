@@ -6,6 +6,7 @@ import bisect
 import itertools
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 
 from infllm_cli.parts import Part, Piece
 from infllm_cli.remarks import definitions, is_code, remarks
@@ -67,9 +68,7 @@ def _is_prose(text: str, sentence: Sentence) -> bool:
 
 def _plain(sentence: Sentence) -> Sentence:
     """Without the marks of Markdown, which mean nothing in another place."""
-    return Sentence(
-        sentence.start, sentence.end, _MARKS.sub("", sentence.text).strip(), sentence.spoken
-    )
+    return replace(sentence, text=_MARKS.sub("", sentence.text).strip())
 
 
 def _first_line(text: str, piece: Piece) -> Sentence:

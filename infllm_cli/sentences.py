@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import re
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from infllm_cli.records import record_starts
 
@@ -28,12 +30,14 @@ class Sentence:
 
     Attributes:
         spoken: it begins inside quotation marks.
+        record: it begins a line of a log or a numbered list: see `records`.
     """
 
     start: int
     end: int
     text: str
     spoken: bool = False
+    record: bool = False
 
     @property
     def whole(self) -> str:
@@ -63,13 +67,25 @@ def split_sentences(text: str, start: int = 0, end: int | None = None) -> list[S
     end = len(text) if end is None else end
     found: list[Sentence] = []
     low = start
+    starts = set(record_starts(text, start, end))
     blanks = [(blank.start(), blank.end()) for blank in _PARAGRAPH.finditer(text, start, end)]
-    records = [(at, at) for at in record_starts(text, start, end)]
+    records = [(at, at) for at in starts]
     for high, after in sorted([*blanks, *records, (end, end)]):
         if high > low:
             found += _paragraph(text, low, high)
         low = max(low, after)
-    return found
+    return [replace(s, record=True) if s.start in starts else s for s in found] if starts else found
+
+
+def as_text(sentences: Sequence[Sentence]) -> str:
+    """Sentences one behind the other, records on lines of their own."""
+    text = ""
+    for before, sentence in itertools.pairwise([None, *sentences]):
+        if before is not None:
+            apart = sentence.record or (before.record and sentence.start > before.end + 2)
+            text += "\n" if apart else " "
+        text += sentence.whole
+    return text
 
 
 def _paragraph(text: str, low: int, high: int) -> list[Sentence]:

@@ -27,7 +27,7 @@ from infllm_cli.memory.model_memory import ModelMemory
 from infllm_cli.memory.step import Phase
 from infllm_cli.parts import MOST_TOKENS, Part, Piece, parts_for, reserved
 from infllm_cli.publishing import around_the_text, within
-from infllm_cli.sentences import split_sentences
+from infllm_cli.sentences import Sentence, as_text, split_sentences
 from infllm_cli.summary_options import SummaryOptions, Wording
 from infllm_cli.telling import Candidate, Vocabulary, choose, most_named, overlap
 
@@ -256,14 +256,14 @@ class Summarizing:
 
     def _paragraphs(self, chosen: list[Candidate]) -> list[str]:
         """A paragraph per part; of a file, behind its name."""
-        paragraphs: dict[int, list[str]] = {}
+        paragraphs: dict[int, list[Sentence]] = {}
         for candidate in chosen:
-            paragraphs.setdefault(candidate.group, []).append(candidate.sentence.whole)
+            paragraphs.setdefault(candidate.group, []).append(candidate.sentence)
         lines = []
         for index, sentences in paragraphs.items():
             part = self.parts[index]
             name = f"{part.title}: " if part.is_file and len(self.parts) > 1 else ""
-            lines.append(name + " ".join(sentences))
+            lines.append(name + as_text(sentences))
         return lines
 
     # -- the model's own words ----------------------------------------------------------------

@@ -16,7 +16,7 @@ class Watching:
     """The records of the voices that have one, the first voice's among them.
 
     Where passages are a voice of their own, evidence is what they attend as much as what the
-    memory does: of 32 questions on a novel its best three then hold the answer for 14, and for 9
+    memory does: of 32 questions on a novel its best three then hold the answer for 17, and for 9
     by the memory alone.
     """
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from infllm_cli.quotable import cut_quotable, stands_alone, widen
 from infllm_cli.records import record_starts
-from infllm_cli.sentences import split_sentences
+from infllm_cli.sentences import as_text, split_sentences
 
 LOG = """2026-11-30 08:00:01 INFO start pid 4711
 2026-11-30 08:31:55 ERROR payment 5523 failed: card expired
@@ -83,6 +83,18 @@ def test_short_ones_are_not_joined_and_their_number_ends_no_sentence() -> None:
         "3. A loaf of rye bread.",
         "Not the white one.",
     ]
+
+
+def test_a_summary_has_them_on_lines_of_their_own() -> None:
+    text = f"The list was short. It said:\n\n{NUMBERED}\nNobody knew why. It was late."
+    sentences = split_sentences(text)
+    assert as_text(sentences) == (
+        "The list was short. It said:\n1. Milk for the cat\n2. Eggs\n"
+        "3. A loaf of rye bread. Not the white one. Nobody knew why. It was late."
+    )
+    # What stands between is left out: what follows the last record begins a line.
+    assert as_text([*sentences[:4], sentences[-1]]).endswith("2. Eggs\nIt was late.")
+    assert as_text([]) == "" and as_text(sentences[:2]) == "The list was short. It said:"
 
 
 @settings(max_examples=200, deadline=None)
