@@ -14,6 +14,7 @@ import numpy as np
 
 from infllm_cli.passages import Passages
 from infllm_cli.quotable import cut_quotable, is_prose
+from infllm_cli.records import record_starts
 from infllm_cli.tokens import Tokens
 from infllm_cli.words import WordIndex, words_of
 
@@ -128,6 +129,7 @@ def surround(
         return start, end
     before = _up_to_heading(text, [s.chars for s in reversed(sentences) if s.chars[1] <= start])
     behind = _up_to_heading(text, [s.chars for s in sentences if s.chars[0] >= end])
+    before, behind = _within_record(text, start, before, behind)
     before.reverse()  # the nearest of both is the last one
     behind.reverse()
     while True:
@@ -152,6 +154,25 @@ def _up_to_heading(text: str, pieces: list[tuple[int, int]]) -> list[tuple[int, 
     """Of pieces, the nearest first, the prose as far as no line in capitals is among them."""
     within = itertools.takewhile(lambda piece: not _CAPITALS.search(text[slice(*piece)]), pieces)
     return [piece for piece in within if is_prose(text[slice(*piece)])]
+
+
+def _within_record(
+    text: str, start: int, before: list[tuple[int, int]], behind: list[tuple[int, int]]
+) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
+    """Of pieces before and behind what begins at `start`, the nearest first, those of its record.
+
+    All of them where there is none.
+    """
+    pieces = [*before, (start, start + 1), *behind]
+    low, high = min(first for first, _ in pieces), max(first for first, _ in pieces)
+    records = set(record_starts(text, low, high + 1))
+    behind = list(itertools.takewhile(lambda piece: piece[0] not in records, behind))
+    if start in records:
+        return [], behind
+    for number, (first, _) in enumerate(before):
+        if first in records:
+            return before[: number + 1], behind
+    return before, behind
 
 
 def standard(scores: np.ndarray) -> np.ndarray:

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from infllm_cli.quotable import cut_quotable, stands_alone, widen
+from infllm_cli.quoting import _within_record
 from infllm_cli.records import record_starts
 from infllm_cli.sentences import as_text, split_sentences
 
@@ -83,6 +84,19 @@ def test_short_ones_are_not_joined_and_their_number_ends_no_sentence() -> None:
         "3. A loaf of rye bread.",
         "Not the white one.",
     ]
+
+
+def test_what_stands_around_a_sentence_is_of_its_record() -> None:
+    text = "The list was short.\n1. Ask Bert. He has a van.\n2. Book the lift.\n3. Go.\n"
+    spans = [(s.start, s.end) for s in split_sentences(text)]
+    assert [text[a:b] for a, b in spans][1:3] == ["1. Ask Bert.", "He has a van."]
+    whole, first, second, third = (spans[i] for i in (0, 1, 2, 3))
+    assert _within_record(text, first[0], [whole], [second, third]) == ([], [second])
+    assert _within_record(text, second[0], [first, whole], [third]) == ([first], [])
+    assert _within_record(text, whole[0], [], [first, second]) == ([], [])
+    prose = "One came. Two went. Three stayed."
+    spans = [(s.start, s.end) for s in split_sentences(prose)]
+    assert _within_record(prose, 10, spans[:1], spans[2:]) == (spans[:1], spans[2:])
 
 
 def test_a_summary_has_them_on_lines_of_their_own() -> None:
