@@ -74,8 +74,9 @@ def best_sentence(
     text: str,
     words: WordIndex,
     sentences: list[Sentence],
+    least: float = LEAST_COVERAGE,
 ) -> Sentence | None:
-    """The sentence that fits a question best, or None where none has enough of its words.
+    """The sentence that fits a question best, or None where none has enough of its words: `least`.
 
     How likely the model holds the question behind each sentence is no help: of 20 questions on a
     novel words alone choose right for 14, with it for 11 to 13; of 24 on the sample story 16 each.
@@ -95,7 +96,7 @@ def best_sentence(
     # sentence with the answer comes first for 48 instead of 44.
     scores = standard(own) + standard(around)
     scores += standard(covered @ weights) + standard(coverage)
-    scores[coverage < LEAST_COVERAGE] = -np.inf
+    scores[coverage < least] = -np.inf
     best = int(np.argmax(scores))
     return sentences[best] if np.isfinite(scores[best]) else None
 

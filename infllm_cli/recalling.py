@@ -61,6 +61,7 @@ class Recalling:
         self.is_small = is_small
         self.prompt = reader.prompt
         self.foreign = False  # whether nothing in the document comes near the question
+        self._literal = False  # whether its numbers are found
         # Of all sentences and passages, where the question is in other words: [n] and [P].
         self._near: tuple[np.ndarray, np.ndarray] | None = None
 
@@ -118,6 +119,7 @@ class Recalling:
             text,
             memory.words,
             quoting.sentences_of(text, memory.tokens, memory.passages, best),
+            least=0.0 if self._literal else quoting.LEAST_COVERAGE,
         )
 
     def neutral(self) -> Impression:
@@ -147,8 +149,11 @@ class Recalling:
 
     def _sure(self, words: np.ndarray) -> bool:
         """Whether the best passage by words [P] leaves little to ask others for."""
-        best = int(words.argmax())
-        return words[best] > 0 and self.memory.words.coverage(self.question, best) >= recall.SURE
+        best, index = int(words.argmax()), self.memory.words
+        if not words[best] > 0:
+            return False
+        self._literal = index.holds_numbers(self.question, best)
+        return self._literal or index.coverage(self.question, best) >= recall.SURE
 
     # -- in other words -----------------------------------------------------------------------
 

@@ -28,6 +28,7 @@ ASKING = frozenset(
 )
 # Words that weigh less (those of more than a fifth of all passages) say nothing of their own.
 COMMON = 1.6
+NUMBER_CHARS = 3
 _WORD = re.compile(r"\w+")
 _INNER = re.compile(r"_+|(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 _ENDINGS = (
@@ -130,6 +131,23 @@ class WordIndex:
         )
         weights = self.telling(question)
         return float(weights[held].sum() / max(weights.sum(), 1e-9))
+
+    def holds_numbers(self, question: str, passage: int) -> bool:
+        """Whether a passage and its neighbours have all of a question's numbers that the text has.
+
+        Numbers, dates and identifiers of `NUMBER_CHARS` or more: nobody asks for them in other
+        words. False where there is none.
+        """
+        numbers = {
+            word
+            for word in words_of(question)
+            if len(word) >= NUMBER_CHARS
+            and any(char.isdecimal() for char in word)
+            and word in self._postings
+        }
+        near = range(passage - 1, passage + 2)
+        held = {word for word in numbers if any(at in near for at, _ in self._postings[word])}
+        return bool(numbers) and held == numbers
 
     def judge(self, question: str, texts: list[str]) -> tuple[np.ndarray, np.ndarray]:
         """BM25 scores [n] of texts among each other, and whether they hold each word [n, W].

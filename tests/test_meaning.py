@@ -50,6 +50,18 @@ def recall_of(reader, memory, options, question=QUESTION):
             return events, end.value, recalling.sentence(end.value)
 
 
+def test_a_question_for_a_number_is_not_asked_in_other_words(reader):
+    text = prose(2500) + "\n\nReceipt 7d786d24 belongs to Gideon.\n\n" + prose(2500, seed=2)
+    memory = read_text(reader, text)
+    reader._encoders.clear()  # it is not even loaded
+    question = "Whose smith built every beacon, numbered 7d786d24?"
+    _, fused, sentence = recall_of(reader, memory, OPTIONS, question)
+    assert "7d786d24" in text[slice(*sentence.chars)]
+    first, last = memory.passages.borders[int(fused.argmax()) :][:2]
+    spans = memory.tokens.spans
+    assert spans[first, 0] <= text.index("7d786d24") < spans[last - 1, 1]
+
+
 def test_vectors_rank_passages_by_their_nearest_sentence_and_their_mean(reader):
     memory = read_text(reader, TEXT)
     encoder = knowing()

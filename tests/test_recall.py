@@ -173,6 +173,30 @@ def test_coverage_is_the_part_of_the_words_weight_that_stands_near(passages: int
     assert index.coverage("alone", 2) == index.coverage("???", 0) == 0.0
 
 
+def test_numbers_are_looked_for_as_they_are_written() -> None:
+    index = index_of(
+        [
+            "Aron paid invoice 5523 late, by 14 days.",
+            "Bert never paid 5523a.",
+            "Carl lives at 77 Elm Road.",
+            "Dora was born in 1858.",
+            "Elsa was born in 1858 as well, in the lighthouse.",
+            "Finn holds key 7d786d24-3ee3-95e6.",
+        ]
+    )
+    holding = {
+        "What about 5523?": [0, 1],  # its neighbours count
+        "What about 5523 and 9999?": [0, 1],  # a number that is nowhere is asked of nobody
+        "Who was born in 1858?": [2, 3, 4, 5],
+        "What has 7d786d24-3ee3-95e6 to do with 5523?": [],
+        "Which key is 7d786d24-3ee3-95e6?": [4, 5],
+        "Who lives at 77?": [],  # too short to be one
+        "Who was born?": [],
+    }
+    for question, expected in holding.items():
+        assert [i for i in range(6) if index.holds_numbers(question, i)] == expected, question
+
+
 def test_in_a_short_text_sentences_tell_which_words_are_rare() -> None:
     things = ["door", "roof", "wall", "gate", "yard", "hall", "lamp", "well", "path", "step"]
     sentences = [f"The {thing} of the house is as old as the house itself." for thing in things]
