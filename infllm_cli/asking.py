@@ -215,7 +215,8 @@ class Asking:
         parts: list[np.ndarray] = [np.zeros(0, dtype=np.int64)]
         between = self.prompt.plain_ids(prompts.BETWEEN_PASSAGES)
         for number, index in enumerate(chosen):
-            if number or leading:
+            joined = number > 0 and chosen[number - 1] == index - 1  # nothing is left out between
+            if (number or leading) and not joined:
                 parts.append(between)
                 position += len(between)
             first, last = memory.passages.borders[index : index + 2]

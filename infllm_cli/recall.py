@@ -78,12 +78,22 @@ def fuse(scores: list[np.ndarray], weights: list[float]) -> np.ndarray:
 
 
 def choose(fused: np.ndarray, sizes: np.ndarray, budget: int) -> list[int]:
-    """The best passages that fit `budget` tokens together, in document order."""
+    """The best passages that fit `budget` tokens together, in document order.
+
+    Where they are so few that some of it is left, the neighbours of the best join them: of a text
+    without sentences, a passage may end between a key and its value.
+    """
     chosen: list[int] = []
     left = budget
     for index in np.argsort(-fused, kind="stable"):
-        if fused[index] <= 0 or sizes[index] > left:
+        if fused[index] <= 0:
             break
+        if sizes[index] > left:
+            return sorted(chosen)
         chosen.append(int(index))
         left -= int(sizes[index])
+    for near in [other for index in chosen for other in (index + 1, index - 1)]:
+        if 0 <= near < len(sizes) and near not in chosen and sizes[near] <= left:
+            chosen.append(near)
+            left -= int(sizes[near])
     return sorted(chosen)
