@@ -10,7 +10,7 @@ import torch
 from tiny_readers import make_reader, read_text
 from tiny_tokenizers import prose
 
-from infllm_cli import model_size
+from infllm_cli import model_size, prompts
 from infllm_cli.asking import Asking
 from infllm_cli.evidence import AttentionRecord
 from infllm_cli.memory.step import Phase, Step
@@ -121,3 +121,19 @@ def test_every_step_of_the_answer_is_told_once(reader: Reader, memory: Memory) -
     answers = [looked for looked in told if looked.phase is Phase.ANSWER]
     assert [looked.index for looked in answers] == list(range(len(answers)))
     assert all(looked.seconds >= 0 and 0 <= looked.share <= 1.001 for looked in told)
+
+
+@pytest.mark.parametrize(("end", "cut"), [(" ", True), (".\n", False), (". ", False)])
+def test_neighbours_stand_together_where_a_passage_is_cut_within_a_line(
+    reader: Reader, monkeypatch: pytest.MonkeyPatch, end: str, cut: bool
+) -> None:
+    text = "".join(f"north{i} wind{i} harbour{i} lamp{i} chapel{i}{end}" for i in range(60))
+    memory = read_text(reader, text)
+    chosen = [1, 2]
+    asking = Asking(reader, memory, "Where?", SHORT)
+    record = AttentionRecord(memory.document, memory.tokens, memory.passages, None)
+    given = reader.loaded.tokenizer.decode(asking._reread(chosen, record, 0))
+    assert (prompts.BETWEEN_PASSAGES not in given) == cut
+    places = [position for position, _, _ in record._reread]
+    gap = places[1] - places[0] - int(np.diff(memory.passages.borders)[1])
+    assert gap == (0 if cut else len(reader.prompt.plain_ids(prompts.BETWEEN_PASSAGES)))
