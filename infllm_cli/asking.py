@@ -90,7 +90,8 @@ class Asking:
             record.expect(neutral.asked, neutral.closed)
         sizes = np.diff(memory.passages.borders)
         budget = model_size.reread_tokens(self.options.reread_tokens, self.reader.parameters)
-        passages = recall.choose(fused, sizes, budget)
+        # More of them distract the smallest models.
+        passages = recall.choose(fused, sizes, budget, neighbours=not self._is_tiny)
         with ExitStack() as stack:
             voices = []
             if not self.alone:

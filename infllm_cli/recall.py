@@ -77,11 +77,14 @@ def fuse(scores: list[np.ndarray], weights: list[float]) -> np.ndarray:
     return fused
 
 
-def choose(fused: np.ndarray, sizes: np.ndarray, budget: int) -> list[int]:
+def choose(
+    fused: np.ndarray, sizes: np.ndarray, budget: int, *, neighbours: bool = False
+) -> list[int]:
     """The best passages that fit `budget` tokens together, in document order.
 
-    Where they are so few that some of it is left, the neighbours of the best join them: of a text
-    without sentences, a passage may end between a key and its value.
+    Args:
+        neighbours: where they are so few that some of it is left, those beside the best join them:
+            of a text without sentences, a passage may end between a key and its value.
     """
     chosen: list[int] = []
     left = budget
@@ -92,7 +95,8 @@ def choose(fused: np.ndarray, sizes: np.ndarray, budget: int) -> list[int]:
             return sorted(chosen)
         chosen.append(int(index))
         left -= int(sizes[index])
-    for near in [other for index in chosen for other in (index + 1, index - 1)]:
+    beside = [other for index in chosen for other in (index + 1, index - 1) if neighbours]
+    for near in beside:
         if 0 <= near < len(sizes) and near not in chosen and sizes[near] <= left:
             chosen.append(near)
             left -= int(sizes[near])
