@@ -29,8 +29,9 @@ def cut_quotable(text: str, start: int, end: int) -> list[tuple[int, int]]:
     They hold all of it but white space.
     """
     found: list[tuple[int, int]] = []
-    records = set(record_starts(text, start, end))
-    for sentence in split_sentences(text, start, end):
+    sentences = split_sentences(text, start, end)
+    records = {sentence.start for sentence in sentences if sentence.record}
+    for sentence in sentences:
         lines = [match.start() for match in _LINE.finditer(text, sentence.start, sentence.end)]
         for first, last in itertools.pairwise([sentence.start, *lines, sentence.end]):
             if not text[first:last].strip():
