@@ -72,8 +72,10 @@ class Recalling:
         whole = memory.whole and not script
         if answering is Answering.MEMORY or (whole and not self.is_small):
             return np.zeros(len(memory.passages))
+        if script:  # the usual one: plain BM25
+            return recall.fuse([memory.words.scores(self.question, reaches=(0,))], [1.0])
         words = memory.words.scores(self.question)
-        if script or self._sure(words):
+        if self._sure(words):
             return recall.fuse([words], [1.0])
         encoder = yield from self._encoder()
         if encoder is not None and memory.sentences:
@@ -113,12 +115,14 @@ class Recalling:
         if not fused.any():  # nothing has been recalled: by words
             fused = memory.words.scores(self.question)
         best = [int(i) for i in np.argsort(-fused, kind="stable")[: quoting.PASSAGES] if fused[i]]
-        text = memory.document.text
+        text, last = memory.document.text, len(memory.passages) - 1
+        around = {min(max(i + step, 0), last) for i in best for step in (-1, 0, 1)}
         return quoting.best_sentence(
             self.question,
             text,
             memory.words,
-            quoting.sentences_of(text, memory.tokens, memory.passages, best),
+            quoting.sentences_of(text, memory.tokens, memory.passages, list(around)),
+            best,
             least=0.0 if self._literal else quoting.LEAST_COVERAGE,
         )
 

@@ -34,7 +34,7 @@ def parts():
 def quote(parts, question: str) -> str | None:
     tokens, passages, words = parts
     sentences = sentences_of(STORY, tokens, passages, list(range(len(passages))))
-    found = best_sentence(question, STORY, words, sentences)
+    found = best_sentence(question, STORY, words, sentences, range(len(passages)))
     return None if found is None else STORY[slice(*found.chars)].strip()
 
 
@@ -60,7 +60,7 @@ def test_sentences_around_are_quoted_too_as_far_as_they_fit(parts) -> None:
     sentences = sentences_of(STORY, tokens, passages, list(range(len(passages))))
 
     def around(question: str) -> str:
-        sentence = best_sentence(question, STORY, words, sentences)
+        sentence = best_sentence(question, STORY, words, sentences, range(len(passages)))
         start, end = surround(question, STORY, words, sentences, sentence.chars)
         assert start <= sentence.chars[0] and sentence.chars[1] <= end
         return STORY[start:end].strip()

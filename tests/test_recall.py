@@ -132,32 +132,57 @@ def index_of(sentences: list[str]) -> WordIndex:
     return WordIndex(text, tokens, Passages(np.array([*borders, len(tokens)])))
 
 
-def test_scores_are_those_of_the_formula() -> None:
+@pytest.mark.parametrize("reaches", [(0,), (1,), (0, 1, 2), (7,)])
+def test_scores_are_those_of_the_formula(reaches: tuple[int, ...]) -> None:
     index = index_of(FIVE)
     question = "Which whales does the captain see from the ship? And unicorns?"
 
-    counts = [Counter(words_of(passage)) for passage in FIVE]
-    lengths = [sum(count.values()) for count in counts]
-    mean = sum(lengths) / 5
-    expected = []
-    for count, length in zip(counts, lengths, strict=True):
-        score = 0.0
-        for word in set(words_of(question)):
-            holding = sum(word in other for other in counts)
-            idf = math.log(1 + (5 - holding + 0.5) / (holding + 0.5))
-            tf = count[word]
-            score += idf * tf * 2.2 / (tf + 1.2 * (1 - 0.75 + 0.75 * length / mean))
-        expected.append(score)
-    # Two neighbours, one at the ends, give a fifth of theirs to those that have a word at all.
-    padded = [0.0, *expected, 0.0]
-    expected = [
-        (own + 0.2 * (before + after)) * (own > 0)
-        for before, own, after in zip(padded, padded[1:], padded[2:], strict=False)
-    ]
-    np.testing.assert_allclose(index.scores(question), expected, rtol=1e-9)
-    assert index.scores("unicorns!").tolist() == [0.0] * 5
-    assert index.scores("???").tolist() == [0.0] * 5
-    assert int(index.scores("white").argmax()) == 0
+    expected = [0.0] * 5
+    for reach in reaches:
+        # Words of neighbours count as its own; there are none beyond the ends.
+        windows = [" ".join(FIVE[max(0, i - reach) : i + reach + 1]) for i in range(5)]
+        counts = [Counter(words_of(window)) for window in windows]
+        lengths = [count.total() for count in counts]
+        mean = sum(lengths) / 5
+        for at, (count, length) in enumerate(zip(counts, lengths, strict=True)):
+            for word in set(words_of(question)) - {"which", "doe"}:  # these only ask
+                holding = sum(word in other for other in counts)
+                idf = math.log(1 + (5 - holding + 0.5) / (holding + 0.5))
+                tf = count[word]
+                expected[at] += idf * tf * 2.2 / (tf + 1.2 * (1 - 0.75 + 0.75 * length / mean))
+    np.testing.assert_allclose(index.scores(question, reaches), expected, rtol=1e-9)
+    assert index.scores("unicorns!", reaches).tolist() == [0.0] * 5
+    assert index.scores("???", reaches).tolist() == index.scores("Who?", reaches).tolist()
+    assert reaches == (7,) or int(index.scores("white", reaches).argmax()) == 0
+
+
+def test_a_passage_is_found_by_whom_its_neighbours_name() -> None:
+    index = index_of(
+        [
+            "The harbour was grey and the tide was low.",
+            "Old Gideon Marl came to the harbour in the spring.",
+            "He paid nine shillings for the boat.",
+            "Then it rained.",
+            "Somebody paid for a boat in the autumn, and for a boat in the winter.",
+            "It rained again.",
+        ]
+    )
+    question = "What did Gideon Marl pay for the boat?"
+    assert int(index.scores(question, (0,)).argmax()) in (1, 4)
+    assert int(index.scores(question).argmax()) in (1, 2)
+    ranked = np.argsort(-index.scores(question)).tolist()
+    assert ranked.index(2) < ranked.index(4)
+
+
+def test_texts_are_judged_with_their_neighbours() -> None:
+    index = index_of(FIVE)
+    alone, held = index.judge("white ships", FIVE)
+    near, around = index.judge("white ships", FIVE, reach=1)
+    assert [i for i in range(5) if alone[i]] == [0, 1, 2]
+    assert [i for i in range(5) if near[i]] == [0, 1, 2, 3] and near[1] > near[2]
+    assert held[:, 0].tolist() == [False, True, True, False, False]  # ship
+    assert around[:, 0].tolist() == [True, True, True, True, False]
+    assert around[:, 1].tolist() == [True, True, False, False, False]  # white
 
 
 @pytest.mark.parametrize("passages", [12, 30])
