@@ -92,6 +92,14 @@ def test_a_passage_that_is_not_in_the_document_is_refused(tmp_path: Path) -> Non
         question.lines(decode_document(b"nothing of the kind", "a.txt"))
 
 
+def test_a_passage_is_found_across_the_breaks_of_lines(tmp_path: Path) -> None:
+    question = load_questions(written(tmp_path, [{**ENTRY, "passage": "Captain  Ahab was"}]))[0]
+    document = decode_document(
+        b"Of Captain Ahab\nno word.\n\nCaptain\r\n   Ahab\nwas old.", "a.txt"
+    )
+    assert question.lines(document) == [(4, 6)]
+
+
 def question_of(tmp_path: Path, **changes: str) -> Question:
     return load_questions(written(tmp_path, [{**ENTRY, **changes}]))[0]
 

@@ -233,10 +233,11 @@ def _ask_all(
 
 def judge(question: Question, way: Way, answer: Answer, document: Document) -> Result:
     """Compare an answer with what is known."""
-    lines = question.lines(document)
+    places = question.lines(document)
 
     def holds(passages: list[Passage]) -> bool:
-        return any(p.lines[0] <= line <= p.lines[1] for p in passages for line in lines)
+        held = {line for p in passages for line in range(p.lines[0], p.lines[1] + 1)}
+        return any(held.issuperset(range(first, last + 1)) for first, last in places)
 
     quote = answer.quote.text if answer.quote is not None else None
     return Result(

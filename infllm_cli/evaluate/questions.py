@@ -1,8 +1,8 @@
 """A file of questions whose answers are known.
 
 A JSON list of objects: `document` (a file beside the list), `question`, `answer` (a regular
-expression, any case), `passage` (text of one line of the document that the answer follows from),
-and optionally `kind` (a group of its own in the results). Of what the document does not answer,
+expression, any case), `passage` (text of the document that the answer follows from), and
+optionally `kind` (a group of its own in the results). Of what the document does not answer,
 `answer` is null and there is no passage.
 """
 
@@ -39,19 +39,19 @@ class Question:
         """Whether an answer is right."""
         return self.answer is not None and self.answer.search(text) is not None
 
-    def lines(self, document: Document) -> list[int]:
-        """The lines of the document, 1-based, on which the passage stands.
+    def lines(self, document: Document) -> list[tuple[int, int]]:
+        """The first and last lines of the document, 1-based, of all places of the passage.
+
+        White space is any: who writes a question need not know where the document breaks lines.
 
         Raises:
             UsageError: it stands nowhere.
         """
-        found: list[int] = []
         if self.passage is None:
-            return found
-        at = document.text.find(self.passage)
-        while at >= 0:
-            found.append(document.lines_of(at, at + len(self.passage))[0])
-            at = document.text.find(self.passage, at + 1)
+            return []
+        words = [re.escape(word) for word in self.passage.split()]
+        places = re.finditer(r"\s+".join(words), document.text)
+        found = [document.lines_of(*place.span()) for place in places]
         if not found:
             raise UsageError(f"{document.name} does not contain the passage {self.passage!r}.")
         return found
