@@ -70,11 +70,15 @@ def fuse(scores: list[np.ndarray], weights: list[float]) -> np.ndarray:
     """
     fused = np.zeros(len(scores[0]))
     for score, weight in zip(scores, weights, strict=False):
-        order = np.argsort(-score, kind="stable")
-        rank = np.empty(len(order))
-        rank[order] = np.arange(len(order))
-        fused += np.where(score > score.min(), weight / (FUSION + rank), 0.0)
+        fused += np.where(score > score.min(), weight / (FUSION + ranks(score)), 0.0)
     return fused
+
+
+def ranks(scores: np.ndarray) -> np.ndarray:
+    """The rank [P] of each score, 0 for the highest, the first of equals before the others."""
+    found = np.empty(len(scores))
+    found[np.argsort(-scores, kind="stable")] = np.arange(len(scores))
+    return found
 
 
 def choose(

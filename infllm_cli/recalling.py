@@ -201,22 +201,19 @@ class Recalling:
         return memory.meanings
 
     def _by_meaning(self, words: np.ndarray, meanings: Meanings, asked: np.ndarray) -> np.ndarray:
-        """Passages [P] by meaning; the best one by words goes before them.
+        """Passages [P]: one by words, then two by meaning, and so on.
 
-        Of 16 ordinary questions on a novel the few whose words do not tell lose less by that: a
-        passage with the answer is among the first four for 7 instead of 6 (by words 8), and of 20
-        in other words still for 6.
+        Of 248 ordinary questions on three novels, two dumps of sources and the sample story a
+        passage with the answer is among the first four for 169, among the first eight or nine for
+        194; with nothing but the first one by words for 166 and 189, with no meaning for 165 and
+        189. Of 13 in other words on the story for 4 and 7, 6 and 8, 1 and 1.
         """
         near = meanings.near(asked)
         self.foreign = bool(near.max() < foreign_below(len(near)))
         of_passages = quoting.standard(meanings.of_passages(asked, near, len(words)))
         self._near = near, of_passages
-        rank = np.empty(len(words))
-        rank[np.argsort(-of_passages, kind="stable")] = np.arange(len(words))
-        fused = 1 / (recall.FUSION + rank)
-        if words.any():
-            fused[int(words.argmax())] = 2 / recall.FUSION
-        return fused
+        by_words = np.where(words > 0, recall.ranks(words), np.inf)
+        return 1 / (1 + np.minimum(by_words, (recall.ranks(of_passages) + 0.5) / 2))
 
     # -- without an encoder -------------------------------------------------------------------
 

@@ -134,6 +134,22 @@ def test_the_best_passage_by_words_goes_first_all_the_same(reader):
     assert "Gideon" in "".join(passage_text(memory, int(index)) for index in order[:2])
 
 
+def test_behind_each_passage_by_words_come_two_by_meaning(reader):
+    memory = read_text(reader, TEXT)
+    question = "Whose smith built every beacon, it seems, somewhere near Nantucket perhaps?"
+    words = memory.words.scores(question)
+    _, fused, _ = recall_of(reader, memory, OPTIONS, question)
+    asked = reader._encoders["synonyms"].encode([question])[0]
+    near = memory.meanings.near(asked)
+    by_meaning = np.argsort(-memory.meanings.of_passages(asked, near, len(words)), kind="stable")
+    by_words = [i for i in np.argsort(-words, kind="stable") if words[i]]
+    wanted = []
+    for turn in range(len(words)):
+        wanted += [*by_words[turn : turn + 1], *by_meaning[2 * turn : 2 * turn + 2]]
+    wanted = list(dict.fromkeys(int(index) for index in wanted))
+    assert len(by_words) > 1 and np.argsort(-fused, kind="stable").tolist() == wanted
+
+
 @pytest.mark.parametrize("answering", [Answering.MEMORY, Answering.PASSAGES])
 def test_the_other_ways_of_answering_stay_what_they_are(reader, answering):
     memory = read_text(reader, TEXT)
