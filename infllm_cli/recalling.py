@@ -106,12 +106,7 @@ class Recalling:
         if self.foreign:
             return None
         if self._near is not None:
-            near, of_passages = self._near
-            where = np.array([s.passage for s in memory.sentences], dtype=np.int64)
-            best = np.argsort(-fused, kind="stable")[: quoting.PASSAGES]
-            scores = quoting.standard(near) + of_passages[where]
-            scores[~np.isin(where, best)] = -np.inf
-            return memory.sentences[int(scores.argmax())]
+            return self._nearest_sentence(fused, *self._near)
         if not fused.any():  # nothing has been recalled: by words
             fused = memory.words.scores(self.question)
         best = [int(i) for i in np.argsort(-fused, kind="stable")[: quoting.PASSAGES] if fused[i]]
@@ -125,6 +120,28 @@ class Recalling:
             best,
             least=0.0 if self._literal else quoting.LEAST_COVERAGE,
         )
+
+    def _nearest_sentence(
+        self, fused: np.ndarray, near: np.ndarray, of_passages: np.ndarray
+    ) -> quoting.Sentence:
+        """The one nearest by meaning, of those in the passages [P] that fit best, and by words.
+
+        Of 96 questions whose words leave it open the quotation holds the answer to 24; by meaning
+        alone to 18. Of the 13 in other words among them to 3 both times.
+
+        Args:
+            near: [n] of all sentences.
+            of_passages: [P], standardised.
+        """
+        memory, text = self.memory, self.memory.document.text
+        where = np.array([sentence.passage for sentence in memory.sentences], dtype=np.int64)
+        best = np.argsort(-fused, kind="stable")[: quoting.PASSAGES]
+        held = np.flatnonzero(np.isin(where, best))
+        texts = [text[slice(*memory.sentences[index].chars)] for index in held]
+        scores = quoting.standard(near)[held] + of_passages[where[held]]
+        for reach in (0, 1):
+            scores += quoting.standard(memory.words.judge(self.question, texts, reach)[0])
+        return memory.sentences[held[int(scores.argmax())]]
 
     def neutral(self) -> Impression:
         """Where a question about nothing in particular looks; found once, the same for all."""
